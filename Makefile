@@ -1,0 +1,66 @@
+# Everything that a developer or a newcomer runs. `make help` lists it.
+SHELL := /bin/bash
+BIN := bin
+GO ?= go
+LINT := $(GO) tool -modfile=tools/lint/go.mod golangci-lint
+# Real kubelets need root; sudo is used where make is not run as root.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
+FUZZTIME ?= 30s
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build ashlar and ashlar-agent into bin/
+	@mkdir -p $(BIN)
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ashlar ./cmd/ashlar
+	CGO_ENABLED=1 $(GO) build -trimpath -o $(BIN)/ashlar-agent ./cmd/ashlar-agent
+
+.PHONY: tools
+tools: build ## Build etcd, kube-apiserver, kubelet, ... once into the user's cache
+	@$(BIN)/ashlar tools
+
+.PHONY: demo
+demo: tools ## Run a cluster of three GPU machines and the examples; KEEP=1 keeps it
+	@$(SUDO) $(BIN)/ashlar demo --examples examples $(if $(KEEP),--keep)
+
+.PHONY: test
+test: vet lint unit e2e ## Everything that must pass: vet, lint, unit tests, e2e on real kubelets
+
+.PHONY: vet
+vet: ## Run go vet
+	$(GO) vet ./...
+	cd tools/kubernetes && $(GO) vet ./sim-kubelet
+
+.PHONY: lint
+lint: ## Run golangci-lint (built from source the first time)
+	$(LINT) run ./...
+
+.PHONY: unit
+unit: ## Run the tests that need neither root nor a cluster
+	$(GO) test -race -shuffle=on -timeout 15m $$($(GO) list ./... | grep -v /test/e2e)
+
+.PHONY: e2e
+e2e: tools ## Run the tests on real kubelets (Linux, root)
+	$(SUDO) env "PATH=$$PATH" $(GO) test -shuffle=on -count=1 -timeout 20m -v ./test/e2e
+
+.PHONY: bench
+bench: ## Run the benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/placement ./internal/deviceplugin ./internal/sharing
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME (30s)
+	@set -e; for pkg in $$(grep -rlE '^func Fuzz' --include=*_test.go internal | xargs -n1 dirname | sort -u); do \
+	  for target in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]*' $$pkg/*_test.go | cut -d' ' -f2); do \
+	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$pkg; done; done
+
+.PHONY: verify
+verify: ## Check that go.mod files are tidy and the code is formatted
+	$(GO) mod tidy -diff
+	cd tools/kubernetes && $(GO) mod tidy -diff
+	@test -z "$$(gofmt -l cmd internal test tools)" || { gofmt -l cmd internal test tools; exit 1; }
+
+.PHONY: clean
+clean: ## Remove bin/ (the user's cache of Kubernetes programs stays)
+	rm -rf $(BIN)
