@@ -14,5 +14,8 @@ type Hardware interface {
 	Read() (gpu.Machine, error)
 	// WaitEvent waits for the next event, at most so long. The second result is
 	// false where none came.
+	// It returns os.ErrClosed after Close.
 	WaitEvent(timeout time.Duration) (gpu.Event, bool, error)
+	// Close ends the use of the machine.
+	Close() error
 }

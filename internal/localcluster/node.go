@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/ashlar-gpu/ashlar/internal/localcluster/fakecri"
@@ -158,7 +157,7 @@ func (c *Cluster) startNode(ctx context.Context, n *node) error {
 		return err
 	}
 	var err error
-	if n.runtime, err = fakecri.Start(dir("cri.sock")); err != nil {
+	if n.runtime, err = fakecri.Start(dir("cri.sock"), dir("log")); err != nil {
 		return err
 	}
 	ports, err := freePorts(1)
@@ -224,29 +223,32 @@ func (c *Cluster) writeKubeletFiles(n *node, dir func(...string) string, port in
 	if err := os.WriteFile(dir("sim.json"), sim, 0o600); err != nil {
 		return err
 	}
-	yes, no, zero := true, false, int32(0)
-	never := "0%"
-	config := kubeletconfig.KubeletConfiguration{
-		TypeMeta: metav1.TypeMeta{APIVersion: "kubelet.config.k8s.io/v1beta1", Kind: "KubeletConfiguration"},
-		Address:  "127.0.0.1", Port: int32(port), HealthzPort: &zero,
-		ContainerRuntimeEndpoint: "unix://" + dir("cri.sock"),
-		TLSCertFile:              c.ca.path("kubelet-" + n.Name + ".crt"),
-		TLSPrivateKeyFile:        c.ca.path("kubelet-" + n.Name + ".key"),
-		Authentication: kubeletconfig.KubeletAuthentication{
-			X509:      kubeletconfig.KubeletX509Authentication{ClientCAFile: c.ca.path("ca.crt")},
-			Anonymous: kubeletconfig.KubeletAnonymousAuthentication{Enabled: &no},
-			Webhook:   kubeletconfig.KubeletWebhookAuthentication{Enabled: &no},
+	// A map, since the kubelet's own types would bring half of its dependencies;
+	// the kubelet reads it strictly.
+	const never = "0%"
+	config := map[string]any{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+		"address": "127.0.0.1", "port": port, "healthzPort": 0,
+		"containerRuntimeEndpoint": "unix://" + dir("cri.sock"),
+		"tlsCertFile":              c.ca.path("kubelet-" + n.Name + ".crt"),
+		"tlsPrivateKeyFile":        c.ca.path("kubelet-" + n.Name + ".key"),
+		"authentication": map[string]any{
+			"x509":      map[string]any{"clientCAFile": c.ca.path("ca.crt")},
+			"anonymous": map[string]any{"enabled": false},
+			"webhook":   map[string]any{"enabled": false},
 		},
-		Authorization: kubeletconfig.KubeletAuthorization{Mode: kubeletconfig.KubeletAuthorizationModeAlwaysAllow},
-		ClusterDomain: "cluster.local", ClusterDNS: []string{"10.96.0.10"}, ResolverConfig: new(string),
+		// Whoever has a certificate of the cluster's authority may ask; only the
+		// apiserver's client has one that the kubelet knows.
+		"authorization": map[string]any{"mode": "AlwaysAllow"},
+		"clusterDomain": "cluster.local", "clusterDNS": []string{"10.96.0.10"}, "resolvConf": "",
 		// The containers have no processes, so there is nothing for cgroups to hold.
-		CgroupsPerQOS: &no, EnforceNodeAllocatable: []string{}, FailCgroupV1: &no, FailSwapOn: &no,
-		MakeIPTablesUtilChains: &no, VolumePluginDir: dir("plugins"), EnableControllerAttachDetach: &yes,
-		SerializeImagePulls: &no, RegistryPullQPS: &zero, MaxPods: 250, RegisterWithTaints: n.spec.Taints,
+		"cgroupsPerQOS": false, "enforceNodeAllocatable": []string{}, "failCgroupV1": false, "failSwapOn": false,
+		"makeIPTablesUtilChains": false, "volumePluginDir": dir("plugins"),
+		"serializeImagePulls": false, "registryPullQPS": 0, "maxPods": 250, "registerWithTaints": n.spec.Taints,
 		// Changed device counts reach the node object within this time.
-		NodeStatusUpdateFrequency: metav1.Duration{Duration: 2 * time.Second},
+		"nodeStatusUpdateFrequency": "2s",
 		// The disk and the memory are the host's: never evict for them.
-		EvictionHard: map[string]string{
+		"evictionHard": map[string]string{
 			"memory.available": never, "nodefs.available": never, "nodefs.inodesFree": never,
 			"imagefs.available": never, "imagefs.inodesFree": never, "pid.available": never,
 		},

@@ -27,8 +27,9 @@ const (
 	pauseReset = 30 * time.Second
 )
 
-// stopGrace is how long a process may take to end after SIGTERM.
-const stopGrace = 5 * time.Second
+// stopGrace is how long a process may take to end after SIGTERM. It is short:
+// the data of a cluster ends with it.
+const stopGrace = 2 * time.Second
 
 // command is a process to keep running.
 type command struct {

@@ -29,8 +29,8 @@ const configKey = "config.yaml"
 // lines of the file cannot be told apart: all its problems are at its first
 // line.
 //
-// The error is of type Errors and lists all problems, except that nothing is
-// said of a file beyond a YAML syntax error.
+// The error is of type Errors and lists all problems, 100 at most; of a file
+// that is not valid YAML only that is said.
 func Parse(file string, data []byte) (*Config, []Warning, error) {
 	r := reader{config: Default(), damaged: make(map[string]bool), place: func(line int) int { return line }}
 	c := r.config
@@ -46,10 +46,9 @@ func Parse(file string, data []byte) (*Config, []Warning, error) {
 		}
 	}
 	if len(r.problems) > 0 {
-		r.problems.byLine()
-		return nil, nil, r.problems
+		return nil, nil, r.problems.listed()
 	}
-	warnings := append(r.warnings, c.remarks()...)
+	warnings := slices.Concat(r.warnings, c.remarks())
 	warningsByLine(warnings)
 	return c, warnings, nil
 }
@@ -71,17 +70,15 @@ type reader struct {
 // add records a problem at a line of the file.
 func (r *reader) add(line int, key, format string, args ...any) {
 	r.problems = append(r.problems, &Problem{File: r.config.file, Line: line, Key: key, Message: fmt.Sprintf(format, args...)})
-	r.damaged[key] = true
 }
 
-// fail records a problem with the value of a key.
+// fail records that the value of a key cannot be read.
 func (r *reader) fail(key, format string, args ...any) {
 	r.problems = append(r.problems, r.config.problem(key, format, args...))
 	r.damaged[key] = true
 }
 
-// silent says whether a key or one around it is damaged. A file without a
-// readable configuration is damaged at "".
+// silent says whether a key or one around it is damaged.
 func (r *reader) silent(key string) bool {
 	for !r.damaged[key] {
 		if key == "" {
@@ -205,7 +202,6 @@ func (r *reader) inConfigMap(configMap *yaml.Node) *yaml.Node {
 	}
 	switch {
 	case len(r.problems) > 0:
-		r.damaged[""] = true
 		return nil
 	case len(names) == 0:
 		r.add(data.Line, "data", "the ConfigMap has no data; put the configuration under data, key %s", configKey)
@@ -276,6 +272,7 @@ func (r *reader) entries(n *yaml.Node, at string) []entry {
 			what = "the configuration"
 		}
 		r.add(r.place(n.Line), at, "%s: must be a mapping of keys to values, is %s", what, describe(n))
+		r.damaged[at] = true
 		return nil
 	}
 	var entries []entry
@@ -301,7 +298,7 @@ func (r *reader) entries(n *yaml.Node, at string) []entry {
 // plain refuses what YAML has beyond values: aliases, which can blow a small
 // file up without bound, and explicit types.
 func (r *reader) plain(n *yaml.Node, key string) bool {
-	what := ""
+	var what string
 	switch {
 	case n.Kind == yaml.AliasNode:
 		what = "aliases (*) are"
@@ -317,6 +314,7 @@ func (r *reader) plain(n *yaml.Node, key string) bool {
 		where = key + ": "
 	}
 	r.add(r.place(n.Line), key, "%sYAML %s not supported; write the value out", where, what)
+	r.damaged[key] = true
 	return false
 }
 
@@ -335,6 +333,8 @@ func describe(n *yaml.Node) string {
 		return "the number " + n.Value
 	case n.Tag == "!!bool":
 		return n.Value
+	case n.Tag == "!!timestamp":
+		return "the date " + n.Value
 	}
 	return "the text " + quoted(n.Value)
 }

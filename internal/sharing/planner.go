@@ -190,8 +190,8 @@ func (p *planner) share() {
 	if p.TimeSlicing != nil {
 		sharing = *p.TimeSlicing
 	}
-	shared := make(map[string]bool) // UUIDs of what is time-sliced
-	entryOf := make(map[string]bool)
+	shared := make(map[string]bool)  // UUIDs of what is time-sliced
+	planned := make(map[string]bool) // names of bases that an entry shares
 	for i := range sharing.Resources {
 		e, key := &sharing.Resources[i], entryKey(timeSlicingKey, i)
 		if e.exclusive() {
@@ -203,7 +203,7 @@ func (p *planner) share() {
 				cmp.Or(strings.Join(p.baseNames(), ", "), "no resource at all"))
 			continue
 		}
-		entryOf[e.Name] = true
+		planned[e.Name] = true
 		covered := p.pick(devices, e.Devices, key+".devices", "the devices of "+e.Name)
 		for uuid := range covered {
 			shared[uuid] = true
@@ -211,7 +211,7 @@ func (p *planner) share() {
 		p.timeSlice(&sharing, e, key, covered)
 	}
 	for _, name := range p.baseNames() {
-		if !entryOf[name] {
+		if !planned[name] {
 			p.add(Resource{Name: name, Strategy: None, Replicas: 1, Devices: slots(p.bases[name], nil, 0)})
 		}
 	}

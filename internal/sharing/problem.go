@@ -74,6 +74,19 @@ func (e Errors) byLine() {
 	slices.SortStableFunc(e, func(a, b *Problem) int { return cmp.Compare(a.Line, b.Line) })
 }
 
+// listed sorts the problems and keeps the first ones where they are too many
+// for anyone to read.
+func (e Errors) listed() Errors {
+	const most = 100
+	e.byLine()
+	if len(e) <= most {
+		return e
+	}
+	rest := *e[most]
+	rest.Key, rest.Message = "", fmt.Sprintf("and %d more problems from here on; correct those above first", len(e)-most)
+	return append(e[:most:most], &rest)
+}
+
 // warningsByLine sorts warnings by line and keeps the order within a line.
 func warningsByLine(ws []Warning) {
 	slices.SortStableFunc(ws, func(a, b Warning) int { return cmp.Compare(a.Line, b.Line) })

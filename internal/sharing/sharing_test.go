@@ -184,6 +184,17 @@ func TestErrorsGiveTheirProblems(t *testing.T) {
 	}
 }
 
+func TestErrorsAreBounded(t *testing.T) {
+	_, _, err := Parse("f", []byte(strings.Repeat("x: 1\n", 500)))
+	var errs Errors
+	if !errors.As(err, &errs) || len(errs) != 101 {
+		t.Fatalf("%d problems, want 100 and one about the rest", len(errs))
+	}
+	if got, want := errs[100].Error(), "f:101: and 400 more problems from here on; correct those above first"; got != want {
+		t.Errorf("last problem %q, want %q", got, want)
+	}
+}
+
 // The manifests that the project must accept as they are.
 func TestSeedManifests(t *testing.T) {
 	dir := filepath.Join("..", "..", "..", "shared", "seed", "manifests")

@@ -19,6 +19,9 @@ import (
 	"k8s.io/cri-client/pkg/fake"
 )
 
+// kubeletLogs is where the kubelet wants the logs of containers.
+const kubeletLogs = "/var/log/"
+
 // exitSIGTERM is the exit code of a program that SIGTERM ended.
 const exitSIGTERM = 143
 
@@ -49,8 +52,9 @@ type Runtime struct {
 	service *service
 }
 
-// Start serves the runtime on the unix socket until Stop.
-func Start(socket string) (*Runtime, error) {
+// Start serves the runtime on the unix socket until Stop. What the kubelet sees
+// as /var/log is the folder logs here.
+func Start(socket, logs string) (*Runtime, error) {
 	if err := os.Remove(socket); err != nil && !os.IsNotExist(err) {
 		return nil, err
 	}
@@ -62,6 +66,7 @@ func Start(socket string) (*Runtime, error) {
 		RemoteRuntime: fake.NewFakeRemoteRuntime(),
 		containers:    make(map[string]*container),
 		done:          make(chan struct{}),
+		logs:          logs,
 	}
 	s.ImageService.SetFakeImageSize(100)
 	s.RuntimeService.FakeStatus = &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
@@ -127,6 +132,7 @@ type service struct {
 	mu         sync.Mutex
 	containers map[string]*container // by container id
 	done       chan struct{}
+	logs       string
 }
 
 // forgetCalls empties the fake's log of calls now and then; it would grow for
@@ -167,7 +173,13 @@ func (s *service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 		Env: make(map[string]string), Mounts: make(map[string]string), Annotations: config.GetAnnotations(),
 	}}
 	if config.GetLogPath() != "" {
-		c.logPath = filepath.Join(sandbox.GetLogDirectory(), config.GetLogPath())
+		seen := filepath.Join(sandbox.GetLogDirectory(), config.GetLogPath())
+		if below, ok := strings.CutPrefix(seen, kubeletLogs); ok {
+			c.logPath = filepath.Join(s.logs, below)
+			s.RuntimeService.Lock()
+			s.RuntimeService.Containers[resp.GetContainerId()].LogPath = seen
+			s.RuntimeService.Unlock()
+		}
 	}
 	for _, e := range config.GetEnvs() {
 		c.Env[e.GetKey()] = string(e.GetValue())

@@ -150,11 +150,13 @@ type resized struct {
 	sim *machine
 }
 
-// newCAdvisor makes the cAdvisor that the kubelet would make for itself,
-// without container discovery: the containers have no processes.
+// newCAdvisor makes the cAdvisor that the kubelet would make for itself. It
+// watches no cgroup but the root, whose discovery also finds the file systems:
+// the containers have no processes, and those of the host are not the node's.
 func newCAdvisor(ctx context.Context, s *options.KubeletServer, sim *machine) (cadvisor.Interface, error) {
 	images := cadvisor.NewImageFsInfoProvider(s.ContainerRuntimeEndpoint)
-	real, err := cadvisor.New(klog.FromContext(ctx), images, filepath.Clean(s.RootDirectory), []string{"/"}, false, false, true)
+	real, err := cadvisor.New(klog.FromContext(ctx), images, filepath.Clean(s.RootDirectory), []string{"/ashlar-none"},
+		cadvisor.UsingLegacyCadvisorStats(s.ContainerRuntimeEndpoint), s.LocalStorageCapacityIsolation, false)
 	if err != nil {
 		return nil, err
 	}
