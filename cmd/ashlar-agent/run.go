@@ -10,10 +10,15 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/ashlar-gpu/ashlar/internal/agent"
+	"github.com/ashlar-gpu/ashlar/internal/cdi"
+	"github.com/ashlar-gpu/ashlar/internal/cdi/driver"
+	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/machine"
 	"github.com/ashlar-gpu/ashlar/internal/nvml"
+	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
 
 // runOptions are the flags of `run` that are not settings of the config.
@@ -38,8 +43,11 @@ func newRun() *cobra.Command {
 			if o.Client, err = o.connect(); err != nil {
 				return err
 			}
-			o.Open = o.openHardware
-			o.Simulated = o.machineDir != ""
+			o.Open, o.Describe, o.ProcRoot = openDriver, describeDriver(o.Log), "/proc"
+			if o.machineDir != "" {
+				o.Open = func() (agent.Hardware, error) { return machine.Open(o.machineDir) }
+				o.Describe, o.ProcRoot = describeSimulated, ""
+			}
 			return agent.Run(cmd.Context(), o.Options)
 		},
 	}
@@ -78,10 +86,20 @@ func (o *runOptions) connect() (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(config)
 }
 
-// openHardware opens the simulated machine or the node's driver.
-func (o *runOptions) openHardware() (agent.Hardware, error) {
-	if o.machineDir != "" {
-		return machine.Open(o.machineDir)
+// openDriver opens the node's driver.
+func openDriver() (agent.Hardware, error) { return nvml.Open() }
+
+// describeSimulated makes CDI specs of a machine that has no driver.
+func describeSimulated(m *gpu.Machine, class cdi.Class, flags *sharing.Flags) (*specs.Spec, error) {
+	return cdi.Simulated(m, class, flags.Plugin.DeviceIDStrategy == sharing.IDByIndex)
+}
+
+// describeDriver makes CDI specs from the driver's files.
+func describeDriver(log *slog.Logger) func(*gpu.Machine, cdi.Class, *sharing.Flags) (*specs.Spec, error) {
+	return func(m *gpu.Machine, class cdi.Class, flags *sharing.Flags) (*specs.Spec, error) {
+		return driver.Spec(m, driver.Options{
+			Class: class, Indices: flags.Plugin.DeviceIDStrategy == sharing.IDByIndex,
+			DriverRoot: flags.DriverRoot, DevRoot: flags.DevRoot, HookPath: flags.Plugin.NVIDIACTKPath, Log: log,
+		})
 	}
-	return nvml.Open()
 }

@@ -60,6 +60,9 @@ type Options struct {
 	Open func() (Hardware, error)
 	// Describe makes the CDI spec of a class of devices.
 	Describe func(m *gpu.Machine, class cdi.Class, flags *sharing.Flags) (*specs.Spec, error)
+	// ProcRoot is where the driver's files under /proc are, "" for a machine
+	// without a driver.
+	ProcRoot string
 	// Client reaches the apiserver, nil for none.
 	Client kubernetes.Interface
 	Log    *slog.Logger
@@ -173,7 +176,7 @@ func (a *agent) kick() {
 // node's capacity for a while, and a successor takes over.
 func (a *agent) close() {
 	for _, s := range a.servers {
-		s.server.Close()
+		s.close()
 	}
 	if a.hardware != nil {
 		_ = a.hardware.Close()
@@ -195,7 +198,7 @@ func (a *agent) step(ctx context.Context, now time.Time) {
 	a.meetKubelet(now)
 	a.readHolders(ctx, now)
 	a.writeCDI()
-	a.serve(ctx, now)
+	a.serve(ctx)
 	a.writeLabels(ctx)
 }
 
@@ -232,7 +235,7 @@ func (a *agent) openHardware() error {
 			case errors.Is(err, os.ErrClosed):
 				return
 			case err != nil:
-				time.Sleep(time.Second) // the driver is in trouble; Read reports it
+				time.Sleep(retryPause) // the driver is in trouble; Read reports it
 			case ok:
 				a.Log.Warn("GPU event", "gpu", event.GPU, "xid", event.XID)
 				a.kick()

@@ -59,18 +59,6 @@ func (n *NodeState) PodResourcesSocket() string {
 	return filepath.Join(n.KubeletDir, "pod-resources", "kubelet.sock")
 }
 
-// describe finds a machine's description by built-in name or file.
-func describe(name string) (*machine.Description, error) {
-	if _, err := os.Stat(name); err == nil {
-		data, err := os.ReadFile(name)
-		if err != nil {
-			return nil, err
-		}
-		return machine.ParseDescription(name, data)
-	}
-	return machine.Builtin(name)
-}
-
 // prepareNodes checks everything that can be checked before a process runs:
 // machines, configs, and what resources they make together.
 func (c *Cluster) prepareNodes() error {
@@ -79,7 +67,7 @@ func (c *Cluster) prepareNodes() error {
 		return err
 	}
 	for i, spec := range c.options.Nodes {
-		desc, err := describe(spec.Machine)
+		desc, err := machine.Find(spec.Machine)
 		if err != nil {
 			return fmt.Errorf("node %s: %w", spec.Machine, err)
 		}
@@ -168,7 +156,7 @@ func (c *Cluster) startNode(ctx context.Context, n *node) error {
 		return err
 	}
 	labels := maps.Clone(n.spec.Labels)
-	labels["node.kubernetes.io/instance-type"] = filepath.Base(n.spec.Machine)
+	labels["node.kubernetes.io/instance-type"] = n.desc.InstanceType
 	if err := c.procs.start(ctx, command{
 		name: "kubelet/" + n.Name, path: c.options.Binaries["sim-kubelet"], ownMounts: true,
 		args: []string{
@@ -184,7 +172,7 @@ func (c *Cluster) startNode(ctx context.Context, n *node) error {
 	}
 	args := []string{
 		"run", "--node-name=" + n.Name, "--kubeconfig=" + agentConfig, "--kubelet-dir=" + n.KubeletDir,
-		"--cdi-dir=" + dir("cdi"), "--machine-dir=" + n.MachineDir,
+		"--cdi-dir=" + dir("cdi"), "--state-dir=" + dir("agent"), "--machine-dir=" + n.MachineDir,
 	}
 	if n.Config != "" {
 		args = append(args, "--config-file="+n.Config)

@@ -278,6 +278,9 @@ func (p *parser) gpus(d *Description, groups, links *yaml.Node) {
 			inside = append(inside, membership{i, level})
 		}
 	}
+	if len(p.problems) > 0 {
+		return // the indices that links use may be wrong
+	}
 	n := len(h.units)
 	given := p.links(h, links)
 	h.links = gpu.NewLinks(n)
@@ -484,7 +487,7 @@ func (p *parser) links(h *hardware, n *yaml.Node) map[pair]gpu.Link {
 			PCIe:    p.pcie(path+".pcie", keys["pcie"]),
 		}
 		switch _, twice := given[at]; {
-		case len(p.problems) > problems || at.a < 0:
+		case len(p.problems) > problems:
 			continue
 		case at.a == at.b:
 			p.fail(item, path, "a and b are the same GPU")

@@ -1,0 +1,369 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ashlar-gpu/ashlar/internal/gpu"
+)
+
+// pollInterval is how long an event can take to reach WaitEvent.
+const pollInterval = 100 * time.Millisecond
+
+var errDriverDown = errors.New("the driver does not answer (simulated)")
+
+// Machine is a simulated machine. Its methods may be called at the same time.
+type Machine struct {
+	hardware *hardware
+	// what names the state in errors.
+	what string
+
+	mu    sync.Mutex // serialises the handle's use of the store
+	store store
+	// seen is the number of events that this handle has delivered or was opened
+	// after.
+	seen int
+
+	closing sync.Once
+	closed  chan struct{}
+}
+
+func newMachine(h *hardware, s store, what string) *Machine {
+	return &Machine{hardware: h, store: s, what: what, closed: make(chan struct{})}
+}
+
+// New returns a machine in memory, as it is delivered. The seed makes the UUIDs;
+// see Init.
+func New(desc *Description, seed string) *Machine {
+	data, err := newState(&desc.hardware, seed).encode()
+	if err != nil {
+		panic(err) // it is made of numbers and text
+	}
+	return newMachine(&desc.hardware, &memory{data}, "state")
+}
+
+// Close ends the use of the machine and wakes WaitEvent. The machine itself, where
+// it is in a folder, stays. A second call does nothing.
+func (m *Machine) Close() error {
+	var err error
+	m.closing.Do(func() {
+		close(m.closed)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		err = m.store.close()
+	})
+	return err
+}
+
+func (m *Machine) isClosed() bool {
+	select {
+	case <-m.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// view returns the present state.
+func (m *Machine) view() (*state, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.isClosed() {
+		return nil, fmt.Errorf("simulated machine: %w", os.ErrClosed)
+	}
+	return m.loaded()
+}
+
+// loaded reads the state; the caller holds mu.
+func (m *Machine) loaded() (*state, error) {
+	data, err := m.store.load()
+	if err != nil {
+		return nil, fmt.Errorf("simulated machine: %w", err)
+	}
+	s, err := decodeState(data, m.hardware)
+	if err != nil {
+		return nil, fmt.Errorf("simulated machine: %s: %w; remove its folder and make the machine anew", m.what, err)
+	}
+	return s, nil
+}
+
+// update changes the state. If change fails, nothing is changed.
+func (m *Machine) update(change func(*state) error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.isClosed() {
+		return fmt.Errorf("simulated machine: %w", os.ErrClosed)
+	}
+	unlock, err := m.store.lock()
+	if err != nil {
+		return fmt.Errorf("simulated machine: %w", err)
+	}
+	defer unlock()
+	s, err := m.loaded()
+	if err != nil {
+		return err
+	}
+	if err := change(s); err != nil {
+		return err
+	}
+	data, err := s.encode()
+	if err != nil {
+		return err
+	}
+	if err := m.store.save(data); err != nil {
+		return fmt.Errorf("simulated machine: %w", err)
+	}
+	return nil
+}
+
+// Read returns the whole machine. Lost GPUs are in it, with all that was known of
+// them and their links unknown. It fails while the driver is down.
+func (m *Machine) Read() (gpu.Machine, error) {
+	s, err := m.view()
+	if err != nil {
+		return gpu.Machine{}, err
+	}
+	if s.DriverDown {
+		return gpu.Machine{}, errDriverDown
+	}
+	h := m.hardware
+	read := gpu.Machine{Driver: h.driver, CUDA: h.cuda, GPUs: make([]gpu.GPU, len(h.units)), Links: gpu.NewLinks(len(h.units))}
+	for i := range h.units {
+		read.GPUs[i] = s.gpu(h, i)
+	}
+	for b := range h.units {
+		for a := range b {
+			if s.GPUs[a].Lost || s.GPUs[b].Lost || slices.Contains(s.FailedLinks, linkPair{a, b}) {
+				continue
+			}
+			read.Links.Merge(a, b, h.links.At(a, b))
+		}
+	}
+	return read, nil
+}
+
+// gpu is one GPU in its present state.
+func (s *state) gpu(h *hardware, index int) gpu.GPU {
+	g, now := h.units[index].gpu, &s.GPUs[index]
+	g.UUID = gpuUUID(s.Seed, index)
+	g.MIG.Enabled, g.MIG.Pending = now.MIGEnabled, now.MIGPending
+	for j, in := range now.Instances {
+		g.MIG.Devices = append(g.MIG.Devices, migDevice(h.units[index].mig, in, j))
+	}
+	switch {
+	case now.Lost:
+		g.Health = gpu.Health{State: gpu.Lost, Reason: "GPU is lost"}
+	case now.Unhealthy != "":
+		g.Health = gpu.Health{State: gpu.Unhealthy, Reason: now.Unhealthy}
+	}
+	return g
+}
+
+func migDevice(table *gpu.MIGTable, in instance, index int) gpu.MIGDevice {
+	profile := table.ByID(in.MIG.ProfileID)
+	return gpu.MIGDevice{
+		Index: index, UUID: in.UUID, GI: in.GI, ProfileID: profile.ID, Profile: profile.Name,
+		Placement: in.MIG.Placement, MemoryMiB: profile.MemoryMiB,
+	}
+}
+
+// WaitEvent returns the next event that was injected after this handle was
+// opened, and waits for it at most so long. The second result is false where none
+// came. A handle that is more than 256 events behind misses the oldest ones. Where
+// several goroutines wait, each event goes to one of them. It fails with
+// os.ErrClosed once Close is called, also while it waits.
+func (m *Machine) WaitEvent(timeout time.Duration) (gpu.Event, bool, error) {
+	deadline := time.Now().Add(timeout)
+	for {
+		event, ok, err := m.nextEvent()
+		if ok || err != nil {
+			return event, ok, err
+		}
+		wait := min(pollInterval, time.Until(deadline))
+		if wait <= 0 {
+			return gpu.Event{}, false, nil
+		}
+		select {
+		case <-m.closed:
+		case <-time.After(wait):
+		}
+	}
+}
+
+func (m *Machine) nextEvent() (gpu.Event, bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.isClosed() {
+		return gpu.Event{}, false, fmt.Errorf("simulated machine: %w", os.ErrClosed)
+	}
+	s, err := m.loaded()
+	if err != nil {
+		return gpu.Event{}, false, err
+	}
+	if s.DriverDown {
+		return gpu.Event{}, false, errDriverDown
+	}
+	first := s.EventCount - len(s.Events)
+	m.seen = max(m.seen, first)
+	if m.seen >= s.EventCount {
+		return gpu.Event{}, false, nil
+	}
+	event := s.Events[m.seen-first]
+	m.seen++
+	return event, true, nil
+}
+
+// fail puts the GPU and the operation before an error.
+func fail(index int, uuid, what string, err error) error {
+	return fmt.Errorf("GPU %d (%s): %s: %w", index, uuid, what, err)
+}
+
+// SetMIGMode switches MIG mode on or off. On products that need a reset for that
+// it sets the pending mode only. It fails with gpu.ErrNotSupported where the
+// product cannot do MIG, and with gpu.ErrInUse where a process runs on the GPU
+// or, for switching off, where MIG devices exist. Wanting the mode that the GPU
+// has needs no idle GPU: it takes back a pending change.
+func (m *Machine) SetMIGMode(uuid string, on bool) error {
+	return m.drive(uuid, "set MIG mode", func(_ *state, index int, g *gpuState) error {
+		table := m.hardware.units[index].mig
+		switch {
+		case table == nil:
+			return fmt.Errorf("%s cannot do MIG: %w", m.hardware.units[index].gpu.Name, gpu.ErrNotSupported)
+		case on == g.MIGEnabled:
+			g.MIGPending = on
+			return nil
+		case len(g.Processes) > 0:
+			return inUse(len(g.Processes), "processes")
+		case !on && len(g.Instances) > 0:
+			return inUse(len(g.Instances), "MIG devices")
+		}
+		g.MIGPending = on
+		if !table.ResetForMode {
+			g.MIGEnabled = on
+		}
+		return nil
+	})
+}
+
+func inUse(n int, by string) error { return fmt.Errorf("%w by %d %s", gpu.ErrInUse, n, by) }
+
+// CreateMIG creates a GPU instance at exactly that place, with one compute
+// instance that fills it. It fails with gpu.ErrNotSupported where the product
+// cannot do MIG, and with gpu.ErrInvalid and the reason where MIG mode is off or
+// the instance does not fit.
+func (m *Machine) CreateMIG(uuid string, inst gpu.MIGInstance) (gpu.MIGDevice, error) {
+	var made gpu.MIGDevice
+	err := m.drive(uuid, "create MIG device", func(s *state, index int, g *gpuState) error {
+		table := m.hardware.units[index].mig
+		if table == nil {
+			return fmt.Errorf("%s cannot do MIG: %w", m.hardware.units[index].gpu.Name, gpu.ErrNotSupported)
+		}
+		if !g.MIGEnabled {
+			return fmt.Errorf("MIG mode is off: %w", gpu.ErrInvalid)
+		}
+		if err := table.Check(g.geometry(), inst); err != nil {
+			return fmt.Errorf("%w: %w", gpu.ErrInvalid, err)
+		}
+		made = migDevice(table, *s.create(index, inst), len(g.Instances)-1)
+		return nil
+	})
+	if err != nil {
+		return gpu.MIGDevice{}, err
+	}
+	return made, nil
+}
+
+// DestroyMIG destroys a MIG device with its instances. The indices of those
+// behind it move up. It fails with gpu.ErrNotFound for another UUID and with
+// gpu.ErrInUse where a process runs in it.
+func (m *Machine) DestroyMIG(migUUID string) error {
+	is := func(in instance) bool { return in.UUID == migUUID }
+	return m.update(func(s *state) error {
+		if s.DriverDown {
+			return errDriverDown
+		}
+		const what = "destroy MIG device"
+		index := slices.IndexFunc(s.GPUs, func(g gpuState) bool { return slices.ContainsFunc(g.Instances, is) })
+		if index < 0 {
+			return fmt.Errorf("%s %s: %w", what, migUUID, gpu.ErrNotFound)
+		}
+		g, uuid := &s.GPUs[index], gpuUUID(s.Seed, index)
+		at := slices.IndexFunc(g.Instances, is)
+		switch {
+		case g.Lost:
+			return fail(index, uuid, what, gpu.ErrLost)
+		case g.uses(g.Instances[at].GI):
+			return fail(index, uuid, what, fmt.Errorf("%s is %w by a process", migUUID, gpu.ErrInUse))
+		}
+		g.Instances = slices.Delete(g.Instances, at, at+1)
+		return nil
+	})
+}
+
+// Reset resets a GPU: the pending MIG mode becomes the mode, and MIG devices are
+// gone, as they are after any reset of a real GPU. It fails with gpu.ErrInUse
+// where a process runs on the GPU.
+func (m *Machine) Reset(uuid string) error {
+	return m.drive(uuid, "reset", func(_ *state, _ int, g *gpuState) error {
+		if len(g.Processes) > 0 {
+			return inUse(len(g.Processes), "processes")
+		}
+		g.MIGEnabled = g.MIGPending
+		g.Instances = nil
+		return nil
+	})
+}
+
+// Processes lists the processes on a GPU; with MIG mode on, each names its MIG
+// device.
+func (m *Machine) Processes(uuid string) ([]gpu.Process, error) {
+	s, err := m.view()
+	if err != nil {
+		return nil, err
+	}
+	_, g, err := s.answering(uuid, "list processes")
+	if err != nil {
+		return nil, err
+	}
+	return g.Processes, nil
+}
+
+// drive changes a GPU by way of the driver.
+func (m *Machine) drive(uuid, what string, change func(*state, int, *gpuState) error) error {
+	return m.update(func(s *state) error {
+		index, g, err := s.answering(uuid, what)
+		if err != nil {
+			return err
+		}
+		if err := change(s, index, g); err != nil {
+			return fail(index, uuid, what, err)
+		}
+		return nil
+	})
+}
+
+// answering returns a GPU that the driver can reach.
+func (s *state) answering(uuid, what string) (int, *gpuState, error) {
+	if s.DriverDown {
+		return 0, nil, errDriverDown
+	}
+	index, g, err := s.named(uuid, what)
+	if err == nil && g.Lost {
+		err = fail(index, uuid, what, gpu.ErrLost)
+	}
+	return index, g, err
+}
+
+// named returns the GPU with the UUID.
+func (s *state) named(uuid, what string) (int, *gpuState, error) {
+	for i := range s.GPUs {
+		if gpuUUID(s.Seed, i) == uuid {
+			return i, &s.GPUs[i], nil
+		}
+	}
+	return 0, nil, fmt.Errorf("GPU %s: %s: %w", uuid, what, gpu.ErrNotFound)
+}
