@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -433,7 +434,11 @@ func (a *agent) writeLabels(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err := a.api.setLabels(ctx, want); err != nil {
+	err := a.api.setLabels(ctx, want)
+	if apierrors.IsNotFound(err) {
+		return // the kubelet has yet to register the node
+	}
+	if err != nil {
 		a.trouble("labels", "%v", err)
 		return
 	}

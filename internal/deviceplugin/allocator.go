@@ -68,7 +68,8 @@ func NewAllocator(l *Ledger, c Config) *Allocator {
 }
 
 // Set replaces the configuration. Questions that are being answered are waited
-// for.
+// for. A resource that is about to be retired is set to one without devices
+// first, so that nothing of it is given any more.
 func (a *Allocator) Set(c Config) {
 	index := make(map[string]int, len(c.Machine.GPUs))
 	for i := range c.Machine.GPUs {
@@ -193,12 +194,14 @@ func (c *indexed) byMIGDevice(good []int, required []string) []int {
 	type candidate struct{ at, round, taken int }
 	candidates := make([]candidate, len(good))
 	for i, at := range good {
-		base, id := devices[at].ID.Base, devices[at].ID.String()
+		base := devices[at].ID.Base
 		candidates[i] = candidate{at: at, round: round[base], taken: taken[base]}
 		if c.Flags.Plugin.AllocationPolicy == sharing.Packed {
 			candidates[i].taken = -taken[base]
 		}
-		if !slices.Contains(required, id) {
+		if slices.Contains(required, devices[at].ID.String()) {
+			candidates[i].round = -1 // counted already
+		} else {
 			round[base]++
 		}
 	}

@@ -114,7 +114,8 @@ func (l *Ledger) SetHolders(asked time.Time, holders []Holder) {
 //
 // A device that is in use under the same resource already is not refused for
 // that: the kubelet gives the devices of an init container to the containers
-// after it, and of who holds which device of one resource it is the judge.
+// after it, and of who holds which device of one resource it is the judge. It
+// still must not be one sharer too many: its holder may have left a moment ago.
 func (l *Ledger) Reserve(now time.Time, r *sharing.Resource, devices []sharing.Device) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,8 +142,12 @@ func (l *Ledger) check(d sharing.Device, v view, u use, slots int) error {
 	if other, ok := l.excluder(d.GPU, v); ok {
 		return errors.New(inUse(d.GPU, other))
 	}
-	if sharers := len(l.uses[d.GPU][v]); u == (use{}) && !v.whole && sharers >= slots {
-		return errors.New(full(d.ID.Base, slots, sharers))
+	others := len(l.uses[d.GPU][v])
+	if u != (use{}) {
+		others--
+	}
+	if !v.whole && others >= slots {
+		return errors.New(full(d.ID.Base, slots, others))
 	}
 	return nil
 }

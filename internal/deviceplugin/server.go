@@ -170,7 +170,7 @@ func (s *Server) register(ctx context.Context) error {
 func (s *Server) Stop() {
 	s.list.set(nil, true)
 	if server := s.end(); server != nil {
-		timer := time.AfterFunc(stopTimeout, server.Stop)
+		timer := time.AfterFunc(time.Hour, server.Stop)
 		server.GracefulStop() // returns when the readers have got the last list
 		timer.Stop()
 		<-s.done

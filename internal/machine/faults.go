@@ -51,14 +51,16 @@ func (m *Machine) ClearUnhealthy(uuid string) error {
 }
 
 // InjectXID makes the driver report an XID, from 1, of a GPU, or of one MIG device
-// that gi and ci name; both are gpu.AnyInstance for the whole GPU. The GPU may be
-// lost.
+// that gi and ci name. ci is gpu.AnyInstance for an event about the GPU instance,
+// both are for one about the whole GPU. The GPU may be lost.
 func (m *Machine) InjectXID(uuid string, xid, gi, ci int) error {
 	return m.inject(uuid, "inject XID", func(s *state, g *gpuState) error {
 		if xid < 1 {
 			return fmt.Errorf("XID %d is not a number from 1: %w", xid, gpu.ErrInvalid)
 		}
-		if (gi != gpu.AnyInstance || ci != gpu.AnyInstance) && !g.hasInstance(gi, ci) {
+		ofInstance := g.hasInstance(gi, ci) || ci == gpu.AnyInstance && g.hasInstance(gi, 0)
+		ofGPU := gi == gpu.AnyInstance && ci == gpu.AnyInstance
+		if !ofInstance && !ofGPU {
 			return fmt.Errorf("MIG device %d/%d: %w", gi, ci, gpu.ErrNotFound)
 		}
 		s.log(gpu.Event{GPU: uuid, XID: xid, GI: gi, CI: ci})

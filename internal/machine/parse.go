@@ -255,7 +255,7 @@ func (p *parser) version(path string, n *yaml.Node, form *regexp.Regexp, otherwi
 // gpus reads the groups and the links between them.
 func (p *parser) gpus(d *Description, groups, links *yaml.Node) {
 	h := &d.hardware
-	roots := make(map[string]int) // NUMA node of each root complex
+	roots := make(map[string]root)
 	// inside[i] is the group of GPU i and the level that it declares.
 	type membership struct {
 		group int
@@ -312,12 +312,12 @@ func defaultPCIe(a, b *gpu.GPU) gpu.PCIeLevel {
 }
 
 // group reads one entry of gpus, whose first GPU gets the given index.
-func (p *parser) group(path string, n *yaml.Node, numaNodes, first int, roots map[string]int) ([]unit, gpu.PCIeLevel) {
+func (p *parser) group(path string, n *yaml.Node, numaNodes, first int, roots map[string]root) ([]unit, gpu.PCIeLevel) {
 	keys := p.object(path, n, "product", "count", "numa", "pcieRoot", "pcie", "nvswitch", "nvlinks", "migEnabled", "mig")
 	if keys == nil {
 		return nil, gpu.PCIeUnknown
 	}
-	at := func(key string) string { return path + "." + key }
+	at := func(key string) string { return join(path, key) }
 	product, board := p.product(at("product"), n, keys["product"])
 	if product == nil {
 		return nil, gpu.PCIeUnknown
@@ -334,12 +334,7 @@ func (p *parser) group(path string, n *yaml.Node, numaNodes, first int, roots ma
 	if len(product.PCIDeviceIDs) > 0 {
 		common.gpu.PCIDeviceID = product.PCIDeviceIDs[0]
 	}
-	if numa, known := roots[common.gpu.PCIeRoot]; known && numa != common.gpu.NUMA {
-		p.fail(keys["pcieRoot"], at("pcieRoot"), "%s is on NUMA node %d in a group above and on %d here; a root complex is on one",
-			quoted(common.gpu.PCIeRoot), numa, common.gpu.NUMA)
-	} else if common.gpu.PCIeRoot != "" {
-		roots[common.gpu.PCIeRoot] = common.gpu.NUMA
-	}
+	p.root(keys["pcieRoot"], at("pcieRoot"), roots, root{common.gpu.PCIeRoot, common.gpu.NUMA, true})
 	if common.gpu.NVSwitch != "" && product.NVLinks == 0 {
 		p.fail(keys["nvswitch"], at("nvswitch"), "%s has no NVLinks; remove it", product.Key)
 	} else if common.gpu.NVSwitch != "" {
@@ -364,16 +359,40 @@ func (p *parser) group(path string, n *yaml.Node, numaNodes, first int, roots ma
 		// One bus and one bridge for each GPU, as behind a root port.
 		bus := 0x10 + 2*index
 		u.gpu.Index, u.gpu.Minor = index, index
-		u.gpu.PCIBusID = fmt.Sprintf("0000:%02x:00.0", bus&0xff)
+		u.gpu.PCIBusID = fmt.Sprintf("0000:%02x:00.0", bus)
 		if u.gpu.PCIeRoot == "" {
 			if level >= gpu.PCIeHostBridge {
 				bus = 0x10 + 2*first
 			}
-			u.gpu.PCIeRoot = fmt.Sprintf("pci0000:%02x", (bus-1)&0xff)
+			u.gpu.PCIeRoot = fmt.Sprintf("pci0000:%02x", bus-1)
+			p.root(n, at("pcieRoot"), roots, root{u.gpu.PCIeRoot, u.gpu.NUMA, false})
 		}
 		units[i] = u
 	}
 	return units, level
+}
+
+// root is a root complex. It is on one NUMA node, and only GPUs whose groups name
+// it share it.
+type root struct {
+	name  string
+	numa  int
+	named bool
+}
+
+// root notes a root complex that a group uses.
+func (p *parser) root(n *yaml.Node, path string, roots map[string]root, r root) {
+	if r.name == "" {
+		return
+	}
+	switch old, known := roots[r.name]; {
+	case !known:
+		roots[r.name] = r
+	case old.named != r.named:
+		p.fail(n, path, "%s is what a GPU without a pcieRoot gets; choose another name", quoted(r.name))
+	case old.numa != r.numa:
+		p.fail(n, path, "%s is on NUMA node %d in a group above and on %d here; a root complex is on one", quoted(r.name), old.numa, r.numa)
+	}
 }
 
 // product finds a product by catalogue key or board name, and says what NVML

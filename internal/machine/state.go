@@ -21,7 +21,7 @@ const maxEvents = 256
 type state struct {
 	Version int `json:"version"`
 	// Seed makes the UUIDs.
-	Seed string `json:"seed"`
+	Seed       string     `json:"seed"`
 	DriverDown bool       `json:"driverDown,omitempty"`
 	GPUs       []gpuState `json:"gpus"`
 	// FailedLinks are the pairs, lower index first, whose query fails.

@@ -62,11 +62,11 @@ func TestConfigEdit(t *testing.T) {
 			t.Errorf("%s was restarted", p.Name)
 		}
 	}
-	// A pod still gets a slot, and the last good config survives the agent.
+	// The last good config survives the agent.
 	c.kill("agent/g5")
-	c.create(pod("after", "g5", "nvidia.com/gpu", 1))
-	c.eventually(30*time.Second, "a pod after the bad edit and a crash", func() string {
-		return c.phases(corev1.PodRunning, "after") + c.allocatable("g5", "nvidia.com/gpu", 32)
+	c.deploy(pod("after", "g5", "nvidia.com/gpu", 1), 20)
+	c.eventually(30*time.Second, "pods after the bad edit and a crash", func() string {
+		return c.available("after") + c.allocatable("g5", "nvidia.com/gpu", 32)
 	})
 }
 

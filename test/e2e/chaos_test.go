@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestKillWhilePodsStart kills the agent, the kubelet and the apiserver, each
@@ -24,29 +25,18 @@ func TestKillWhilePodsStart(t *testing.T) {
 		{"agent/g5", "kubelet/p4d", "kubelet/g5", "kube-apiserver"},
 	} {
 		t.Logf("kill %v", victims)
-		var pods []*corev1.Pod
-		var names []string
-		add := func(node, resource string, count, n int) {
-			for i := range n {
-				name := fmt.Sprintf("r%d-%s-%s-%d", round, node, filepath.Base(resource), i)
-				names = append(names, name)
-				pods = append(pods, pod(name, node, resource, count))
-			}
-		}
-		add("p4d", "nvidia.com/gpu", 1, 4)
-		add("p4d", "nvidia.com/gpu", 4, 1)
-		add("g5", "nvidia.com/gpu", 1, 6)
-		half := len(pods) / 2
-		c.create(pods[:half]...)
+		ones, fours, slots := fmt.Sprintf("ones-%d", round), fmt.Sprintf("fours-%d", round), fmt.Sprintf("slots-%d", round)
+		c.deploy(pod(ones, "p4d", "nvidia.com/gpu", 1), 4)
 		for _, v := range victims {
 			c.kill(v)
 		}
-		c.create(pods[half:]...)
+		c.deploy(pod(fours, "p4d", "nvidia.com/gpu", 4), 1)
+		c.deploy(pod(slots, "g5", "nvidia.com/gpu", 1), 12)
 
 		c.eventually(patience, fmt.Sprintf("all pods run after %v died", victims), func() string {
 			c.assertGiven("p4d", 1)
 			c.assertGiven("g5", 4)
-			return c.phases(corev1.PodRunning, names...)
+			return c.available(ones, fours, slots)
 		})
 		c.eventually(patience, "resource counts", func() string {
 			return c.allocatable("p4d", "nvidia.com/gpu", 8) + c.allocatable("g5", "nvidia.com/gpu", 16)
@@ -54,7 +44,7 @@ func TestKillWhilePodsStart(t *testing.T) {
 		if n := len(c.running("p4d")); n != 8 {
 			t.Errorf("p4d: %d GPUs are in use, want 8", n)
 		}
-		c.remove(names...)
+		c.removeDeployments(ones, fours, slots)
 		c.eventually(patience, "all given back", func() string {
 			if held, err := c.holders("p4d"); err != nil || len(held) > 0 {
 				return fmt.Sprint("p4d: ", held, err)
@@ -64,9 +54,10 @@ func TestKillWhilePodsStart(t *testing.T) {
 	}
 }
 
-// TestKubeletForgetsNoInitContainer restarts kubelet and agent at once while an
-// init container's larger set of GPUs is held.
-func TestKubeletForgetsNoInitContainer(t *testing.T) {
+// TestHoldersSurviveCrashes asks an agent that knows nothing for what it offers
+// while devices are held that the kubelet's pod-resources API does not name:
+// those of an init container, and right after the kubelet's start all.
+func TestHoldersSurviveCrashes(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	writeFile(t, config, exclusive)
 	c := up(t, "g5.12xlarge,name=g5,config="+config)
@@ -77,17 +68,47 @@ func TestKubeletForgetsNoInitContainer(t *testing.T) {
 	p.Spec.InitContainers = append(p.Spec.InitContainers, first)
 	p.Annotations = map[string]string{"ashlar.dev/sim-duration": "first=1s"}
 	c.create(p)
-	c.eventually(20*time.Second, "pod", func() string { return c.phases(corev1.PodRunning, "init") })
-	check := func() string { return c.allocatable("g5", "nvidia.com/gpu", 8) }
-	c.eventually(15*time.Second, "slots of both GPUs withdrawn", check)
+	c.eventually(20*time.Second, "pod with init container", func() string { return c.phases(corev1.PodRunning, "init") })
+	c.eventually(15*time.Second, "slots of both GPUs withdrawn", func() string { return c.allocatable("g5", "nvidia.com/gpu", 8) })
+	c.killAndWatch(8, "agent/g5")
 
-	c.kill("kubelet/g5")
-	c.kill("agent/g5")
-	c.eventually(30*time.Second, "slots of both GPUs still withdrawn", check)
-	for range 20 {
-		time.Sleep(200 * time.Millisecond)
-		if problem := check(); problem != "" {
-			t.Fatal(problem)
+	// On its restart a kubelet rejects pods whose init container had a device, so
+	// this one goes first.
+	c.remove("init")
+	c.create(pod("plain", "g5", "nvidia.com/gpu-exclusive", 1))
+	c.eventually(20*time.Second, "pod", func() string { return c.phases(corev1.PodRunning, "plain") })
+	c.eventually(15*time.Second, "slots of its GPU withdrawn", func() string { return c.allocatable("g5", "nvidia.com/gpu", 12) })
+	c.killAndWatch(12, "kubelet/g5", "agent/g5")
+	if problem := c.phases(corev1.PodRunning, "plain"); problem != "" {
+		t.Error(problem)
+	}
+}
+
+// killAndWatch kills processes of g5 and fails if ever more than the given number
+// of slots are offered, or not so many in the end.
+func (c *cluster) killAndWatch(most int64, victims ...string) {
+	c.t.Helper()
+	for _, v := range victims {
+		c.kill(v)
+	}
+	sawNone := false
+	slots := int64(0)
+	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		n, err := c.client.CoreV1().Nodes().Get(c.t.Context(), "g5", metav1.GetOptions{})
+		if err != nil {
+			c.t.Fatal(err)
 		}
+		have := n.Status.Allocatable["nvidia.com/gpu"]
+		slots = have.Value()
+		sawNone = sawNone || slots == 0
+		if slots > most {
+			c.t.Fatalf("after %v died %d slots are offered, %d are free", victims, slots, most)
+		}
+	}
+	if !sawNone {
+		c.t.Errorf("the death of %v was not seen", victims)
+	}
+	if slots != most {
+		c.t.Errorf("after %v died %d slots are offered in the end, want %d", victims, slots, most)
 	}
 }

@@ -14,7 +14,9 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -47,8 +49,10 @@ var build = sync.OnceValues(func() (*programs, error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if p, err := build(); needs() == "" && err == nil {
-		_ = os.RemoveAll(filepath.Dir(p.agent))
+	if needs() == "" {
+		if p, err := build(); err == nil {
+			_ = os.RemoveAll(filepath.Dir(p.agent))
+		}
 	}
 	os.Exit(code)
 }
@@ -200,17 +204,10 @@ func pod(name, node, resource string, count int) *corev1.Pod {
 	}
 }
 
-func (c *cluster) create(pods ...*corev1.Pod) {
+func (c *cluster) create(p *corev1.Pod) {
 	c.t.Helper()
-	for _, p := range pods {
-		// The apiserver may be on its way back.
-		c.eventually(30*time.Second, "create pod "+p.Name, func() string {
-			_, err := c.client.CoreV1().Pods(p.Namespace).Create(c.t.Context(), p, metav1.CreateOptions{})
-			if err != nil {
-				return err.Error()
-			}
-			return ""
-		})
+	if _, err := c.client.CoreV1().Pods(p.Namespace).Create(c.t.Context(), p, metav1.CreateOptions{}); err != nil {
+		c.t.Fatal(err)
 	}
 }
 
@@ -237,6 +234,61 @@ func (c *cluster) phases(want corev1.PodPhase, names ...string) string {
 		}
 	}
 	return strings.Join(wrong, ", ")
+}
+
+// deploy creates a Deployment of such pods: a pod that a kubelet refuses while its
+// agent is away stays Failed, and a controller makes another.
+func (c *cluster) deploy(p *corev1.Pod, replicas int32) {
+	c.t.Helper()
+	labels := map[string]string{"app": p.Name}
+	spec := p.Spec
+	spec.RestartPolicy = corev1.RestartPolicyAlways
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
+		},
+	}
+	// The apiserver may be on its way back.
+	c.eventually(30*time.Second, "create deployment "+d.Name, func() string {
+		_, err := c.client.AppsV1().Deployments(d.Namespace).Create(c.t.Context(), d, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err.Error()
+		}
+		return ""
+	})
+}
+
+// available says which of the deployments lack replicas.
+func (c *cluster) available(names ...string) string {
+	var wrong []string
+	for _, name := range names {
+		d, err := c.client.AppsV1().Deployments("default").Get(c.t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		if d.Status.AvailableReplicas != *d.Spec.Replicas || d.Status.ObservedGeneration != d.Generation {
+			wrong = append(wrong, fmt.Sprintf("%s has %d of %d replicas", name, d.Status.AvailableReplicas, *d.Spec.Replicas))
+		}
+	}
+	return strings.Join(wrong, ", ")
+}
+
+// removeDeployments deletes deployments and their pods, also Failed ones, at
+// once.
+func (c *cluster) removeDeployments(names ...string) {
+	c.t.Helper()
+	now, foreground := int64(0), metav1.DeletePropagationForeground
+	for _, name := range names {
+		if err := c.client.AppsV1().Deployments("default").Delete(c.t.Context(), name, metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil {
+			c.t.Fatal(err)
+		}
+		err := c.client.CoreV1().Pods("default").DeleteCollection(c.t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{LabelSelector: "app=" + name})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+	}
 }
 
 // kill ends a process of the cluster as a crash does.

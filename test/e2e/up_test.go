@@ -158,7 +158,7 @@ func TestInterrupt(t *testing.T) {
 			if strings.Contains(out.String(), when) {
 				return ""
 			}
-			return out.String()
+			return "only " + out.String()
 		})
 		if err := cmd.Process.Signal(os.Interrupt); err != nil {
 			t.Fatal(err)
