@@ -34,19 +34,24 @@ type NodeSpec struct {
 //
 //	MACHINE[=COUNT][,config=FILE][,name=NAME][,label=KEY=VALUE]...[,taint=KEY=VALUE:EFFECT]...
 func ParseNodeSpec(text string) (NodeSpec, error) {
-	fail := func(format string, args ...any) (NodeSpec, error) {
-		return NodeSpec{}, fmt.Errorf("node %q: %s", text, fmt.Sprintf(format, args...))
+	spec, err := parseNodeSpec(text)
+	if err != nil {
+		return NodeSpec{}, fmt.Errorf("node %q: %w", text, err)
 	}
+	return spec, nil
+}
+
+func parseNodeSpec(text string) (NodeSpec, error) {
 	head, rest, _ := strings.Cut(text, ",")
 	machine, count, counted := strings.Cut(head, "=")
 	spec := NodeSpec{Machine: machine, Count: 1, Labels: make(map[string]string)}
 	if machine == "" {
-		return fail("no machine; want MACHINE[=COUNT][,config=FILE][,name=NAME][,label=K=V][,taint=K=V:EFFECT]")
+		return spec, errors.New("no machine; want MACHINE[=COUNT][,config=FILE][,name=NAME][,label=K=V][,taint=K=V:EFFECT]")
 	}
 	if counted {
 		n, err := strconv.Atoi(count)
 		if err != nil || n < 1 || n > maxNodes {
-			return fail("count %q is not a number from 1 to %d", count, maxNodes)
+			return spec, fmt.Errorf("count %q is not a number from 1 to %d", count, maxNodes)
 		}
 		spec.Count = n
 	}
@@ -56,30 +61,30 @@ func ParseNodeSpec(text string) (NodeSpec, error) {
 	for option := range strings.SplitSeq(rest, ",") {
 		key, value, _ := strings.Cut(option, "=")
 		if value == "" {
-			return fail("option %q has no value", option)
+			return spec, fmt.Errorf("option %q has no value", option)
 		}
 		switch key {
 		case "config":
 			spec.Config = value
 		case "name":
 			if problems := validation.IsDNS1123Subdomain(value); len(problems) > 0 {
-				return fail("name %q: %s", value, problems[0])
+				return spec, fmt.Errorf("name %q: %s", value, problems[0])
 			}
 			spec.Name = value
 		case "label":
 			k, v, _ := strings.Cut(value, "=")
 			if problems := append(validation.IsQualifiedName(k), validation.IsValidLabelValue(v)...); len(problems) > 0 {
-				return fail("label %q: %s", value, problems[0])
+				return spec, fmt.Errorf("label %q: %s", value, problems[0])
 			}
 			spec.Labels[k] = v
 		case "taint":
 			taint, err := parseTaint(value)
 			if err != nil {
-				return fail("%v", err)
+				return spec, err
 			}
 			spec.Taints = append(spec.Taints, taint)
 		default:
-			return fail("unknown option %q; want config, name, label or taint", key)
+			return spec, fmt.Errorf("unknown option %q; want config, name, label or taint", key)
 		}
 	}
 	return spec, nil

@@ -158,13 +158,11 @@ func (s *supervisor) once(ctx context.Context, p *process) error {
 		return err
 	case <-ctx.Done():
 	}
+	// How it ends does not matter any more, only that it does.
 	_ = cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-ended:
-	case <-time.After(stopGrace):
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		<-ended
-	}
+	hard := time.AfterFunc(stopGrace, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+	defer hard.Stop()
+	_ = <-ended
 	return ctx.Err()
 }
 

@@ -130,12 +130,17 @@ func (m *Machine) Read() (gpu.Machine, error) {
 	if s.DriverDown {
 		return gpu.Machine{}, errDriverDown
 	}
-	h := m.hardware
-	read := gpu.Machine{Driver: h.driver, CUDA: h.cuda, GPUs: make([]gpu.GPU, len(h.units)), Links: gpu.NewLinks(len(h.units))}
-	for i := range h.units {
+	return s.machine(m.hardware), nil
+}
+
+// machine is what the driver reports.
+func (s *state) machine(h *hardware) gpu.Machine {
+	n := len(h.units)
+	read := gpu.Machine{Driver: h.driver, CUDA: h.cuda, GPUs: make([]gpu.GPU, n), Links: gpu.NewLinks(n)}
+	for i := range n {
 		read.GPUs[i] = s.gpu(h, i)
 	}
-	for b := range h.units {
+	for b := range n {
 		for a := range b {
 			if s.GPUs[a].Lost || s.GPUs[b].Lost || slices.Contains(s.FailedLinks, linkPair{a, b}) {
 				continue
@@ -143,7 +148,7 @@ func (m *Machine) Read() (gpu.Machine, error) {
 			read.Links.Merge(a, b, h.links.At(a, b))
 		}
 	}
-	return read, nil
+	return read
 }
 
 // gpu is one GPU in its present state.

@@ -335,11 +335,12 @@ func (p *parser) group(path string, n *yaml.Node, numaNodes, first int, roots ma
 		common.gpu.PCIDeviceID = product.PCIDeviceIDs[0]
 	}
 	p.root(keys["pcieRoot"], at("pcieRoot"), roots, root{common.gpu.PCIeRoot, common.gpu.NUMA, true})
-	if common.gpu.NVSwitch != "" && product.NVLinks == 0 {
+	switch {
+	case common.gpu.NVSwitch != "" && product.NVLinks == 0:
 		p.fail(keys["nvswitch"], at("nvswitch"), "%s has no NVLinks; remove it", product.Key)
-	} else if common.gpu.NVSwitch != "" {
+	case common.gpu.NVSwitch != "":
 		common.gpu.NVLinks = p.number(at("nvlinks"), keys["nvlinks"], 1, product.NVLinks, product.NVLinks)
-	} else if keys["nvlinks"] != nil {
+	case keys["nvlinks"] != nil:
 		p.fail(keys["nvlinks"], at("nvlinks"), "is about links to switches: name their domain in nvswitch; links between two GPUs belong under the top key links")
 	}
 	common.geometry = p.geometry(at("mig"), keys["mig"], product)

@@ -3,8 +3,8 @@ package nvml
 import "time"
 
 // driver is what is used of the library as a whole. Its errors wrap those of
-// package gpu where one fits. Waiting apart, which happens beside all others,
-// calls are made one at a time.
+// package gpu where one fits. Start and stop are called alone; watch, unwatch and
+// wait one at a time; wait may last while other calls are made, as NVML allows.
 type driver interface {
 	// start loads and initialises the library, stop undoes it.
 	start() error

@@ -28,7 +28,7 @@ type Machine struct {
 	// last is the latest reading of each GPU.
 	last []gpu.GPU
 
-	waiting sync.Mutex // guards watched, of the one who waits
+	waiting sync.Mutex // held by the one who waits; guards watched
 	// watched are the GPUs whose XIDs are delivered; nil for those that have none.
 	watched map[string]device
 }
@@ -131,8 +131,6 @@ const slice = 500 * time.Millisecond
 // goroutines wait, they take turns. It fails with os.ErrClosed once Close is
 // called.
 func (m *Machine) WaitEvent(timeout time.Duration) (gpu.Event, bool, error) {
-	m.waiting.Lock()
-	defer m.waiting.Unlock()
 	for deadline := time.Now().Add(timeout); ; {
 		remaining := max(0, time.Until(deadline))
 		event, ok, err := m.waitSlice(min(slice, remaining))
@@ -143,6 +141,8 @@ func (m *Machine) WaitEvent(timeout time.Duration) (gpu.Event, bool, error) {
 }
 
 func (m *Machine) waitSlice(timeout time.Duration) (gpu.Event, bool, error) {
+	m.waiting.Lock()
+	defer m.waiting.Unlock()
 	if err := m.enter(); err != nil {
 		return gpu.Event{}, false, err
 	}

@@ -104,16 +104,13 @@ func (m *Machine) SetMIGMode(uuid string, on bool) error {
 		if err != nil {
 			return err
 		}
-		if on == enabled && on == pending {
+		switch {
+		case enabled != on:
+			if err := errors.Join(idle(d), withoutInstances(d, enabled)); err != nil {
+				return err
+			}
+		case pending == on:
 			return nil
-		}
-		if on != enabled {
-			if err := idle(d); err != nil {
-				return err
-			}
-			if err := withoutInstances(d, enabled); err != nil {
-				return err
-			}
 		}
 		activation, err := d.setMIGMode(on)
 		if err != nil {
@@ -267,6 +264,7 @@ func (m *Machine) DestroyMIG(migUUID string) error {
 		if err != nil {
 			return fmt.Errorf("NVIDIA driver: count GPUs: %w", err)
 		}
+		answered := make(map[string]error) // why the GPU cannot list its MIG devices
 		for i := range n {
 			d, err := m.driver.device(i)
 			if err != nil {
@@ -277,31 +275,35 @@ func (m *Machine) DestroyMIG(migUUID string) error {
 				continue
 			}
 			found, err := destroy(d, migUUID)
-			if err != nil {
+			if found && err != nil {
 				return fail(i, uuid, what, err)
 			}
 			if found {
 				return nil
 			}
+			answered[uuid] = err
 		}
 		known := gpu.Machine{GPUs: m.last}
-		if g := known.Parent(migUUID); g != nil && g.Health.State == gpu.Lost {
-			return fail(g.Index, g.UUID, what, gpu.ErrLost)
+		if g := known.Parent(migUUID); g != nil {
+			err, ok := answered[g.UUID]
+			if !ok {
+				err = gpu.ErrLost
+			}
+			if err != nil {
+				return fail(g.Index, g.UUID, what, err)
+			}
 		}
 		return fmt.Errorf("%s %s: %w", what, migUUID, gpu.ErrNotFound)
 	})
 }
 
-// destroy destroys the MIG device where the GPU has it. A GPU that cannot list its
-// MIG devices does not have it.
+// destroy destroys the MIG device where the GPU has it.
 func destroy(d device, migUUID string) (found bool, err error) {
-	if enabled, _, err := d.migMode(); err != nil || !enabled {
-		return false, nil //nolint:nilerr // as above
+	g := gpu.GPU{}
+	if err := readMIG(d, &g); err != nil {
+		return false, fmt.Errorf("list MIG devices: %w", err)
 	}
-	devices, err := readMIGDevices(d, "", 0)
-	if err != nil {
-		return false, nil //nolint:nilerr // as above
-	}
+	devices := g.MIG.Devices
 	at := slices.IndexFunc(devices, func(m gpu.MIGDevice) bool { return m.UUID == migUUID })
 	if at < 0 {
 		return false, nil

@@ -241,20 +241,26 @@ func (r *reading) readNVLinks() error {
 		return nil
 	}
 	f, err := r.device.fabric()
-	switch {
-	case errors.Is(err, gpu.ErrLost):
+	if errors.Is(err, gpu.ErrLost) {
 		return err
-	case errors.Is(err, gpu.ErrNotSupported):
-		r.gpu.NVSwitch = localSwitch
-	case err != nil || !f.completed:
-		// Until it is let into the fabric it reaches no other GPU through it.
-	case f.cluster == [16]byte{}:
-		r.gpu.NVSwitch = localSwitch
-	default:
-		c := f.cluster
-		r.gpu.NVSwitch = fmt.Sprintf("%x-%x-%x-%x-%x.%d", c[:4], c[4:6], c[6:8], c[8:10], c[10:], f.clique)
 	}
+	r.gpu.NVSwitch = switchDomain(f, err)
 	return nil
+}
+
+// switchDomain names the NVSwitch domain of a GPU with links to switches, by what
+// the query of its fabric answered.
+func switchDomain(f fabric, err error) string {
+	switch {
+	case errors.Is(err, gpu.ErrNotSupported):
+		return localSwitch
+	case err != nil || !f.completed:
+		return "" // until it is let into the fabric it reaches no other GPU
+	case f.cluster == [16]byte{}:
+		return localSwitch
+	}
+	c := f.cluster
+	return fmt.Sprintf("%x-%x-%x-%x-%x.%d", c[:4], c[4:6], c[6:8], c[8:10], c[10:], f.clique)
 }
 
 // levels are the PCIe levels by NVML's NVML_TOPOLOGY_* numbers.
