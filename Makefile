@@ -31,7 +31,7 @@ test: vet lint unit e2e ## Everything that must pass: vet, lint, unit tests, e2e
 .PHONY: vet
 vet: ## Run go vet
 	$(GO) vet ./...
-	cd tools/kubernetes && $(GO) vet ./sim-kubelet
+	cd tools/kubernetes && CGO_ENABLED=0 $(GO) vet -trimpath ./sim-kubelet
 
 .PHONY: lint
 lint: ## Run golangci-lint (built from source the first time)

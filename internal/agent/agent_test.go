@@ -55,7 +55,7 @@ func newKubelet(t *testing.T) *kubelet {
 		}
 	}
 	t.Cleanup(func() {
-		k.stop()
+		k.shutdown()
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
@@ -63,8 +63,8 @@ func newKubelet(t *testing.T) *kubelet {
 	return k
 }
 
-// start runs the kubelet, which removes all sockets first as a real one does.
-func (k *kubelet) start() {
+// boot runs the kubelet, which removes all sockets first as a real one does.
+func (k *kubelet) boot() {
 	k.t.Helper()
 	k.mu.Lock()
 	k.lists, k.endpoints = make(map[string][][]*pluginapi.Device), make(map[string][]string)
@@ -94,7 +94,7 @@ func (k *kubelet) start() {
 	}
 }
 
-func (k *kubelet) stop() {
+func (k *kubelet) shutdown() {
 	for _, s := range k.servers {
 		s.Stop()
 	}
@@ -242,7 +242,7 @@ func start(t *testing.T, description, config string) *running {
 		t.Fatal(err)
 	}
 	r := &running{kubelet: newKubelet(t), machine: machine.New(desc, "node"), log: &records{}}
-	r.kubelet.start()
+	r.boot()
 	r.options = Options{
 		NodeName: "node", KubeletDir: r.dir, StateDir: t.TempDir(), CDIDir: t.TempDir(),
 		Open: func() (Hardware, error) { return unclosed{r.machine}, nil },
@@ -441,9 +441,9 @@ func TestKubeletRestart(t *testing.T) {
 	r := start(t, twoA100, "")
 	r.await("nvidia.com/gpu", 2)
 	first := r.sockets()
-	r.kubelet.stop()
+	r.shutdown()
 	time.Sleep(100 * time.Millisecond)
-	r.kubelet.start()
+	r.boot()
 	r.await("nvidia.com/gpu", 2)
 	if second := r.sockets(); len(second) != 1 || second[0] == first[0] {
 		t.Errorf("sockets were %v and are %v; each registration needs a new one", first, second)
@@ -470,9 +470,9 @@ func TestHoldersAreReadBeforeAnythingIsOffered(t *testing.T) {
 		}
 	}
 	hold("nvidia.com/gpu-exclusive", m.GPUs[0].UUID)
-	r.kubelet.stop()
+	r.shutdown()
 	time.Sleep(100 * time.Millisecond)
-	r.kubelet.start()
+	r.boot()
 	r.run()
 	r.await("nvidia.com/gpu", 2)
 	if got := r.counts("nvidia.com/gpu"); slices.Max(got) > 2 {
@@ -488,7 +488,7 @@ func TestHoldersAreReadBeforeAnythingIsOffered(t *testing.T) {
 func TestBrokenDriverAtTheStart(t *testing.T) {
 	t.Parallel()
 	k := newKubelet(t)
-	k.start()
+	k.boot()
 	o := Options{
 		NodeName: "n", KubeletDir: k.dir, StateDir: t.TempDir(), CDIDir: t.TempDir(), Log: slog.New(slog.DiscardHandler),
 		Open: func() (Hardware, error) { return nil, os.ErrNotExist },

@@ -83,6 +83,8 @@ func (a *agent) serve(ctx context.Context) {
 			continue
 		}
 		a.Log.Info("resource retired", "resource", name)
+		// It gives nothing more while the kubelet takes the empty list.
+		s.allocator.Set(deviceplugin.Config{Machine: a.machine, Resource: &sharing.Resource{Name: name}, Flags: a.config.current.Flags})
 		if s.server != nil {
 			s.server.Stop()
 		}

@@ -99,7 +99,7 @@ func replace(path string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(file.Name()) // fails after the rename, as it should
+	defer func() { _ = os.Remove(file.Name()) }() // fails after the rename, as it should
 	_, err = file.Write(data)
 	err = errors.Join(err, file.Chmod(0o644), file.Close())
 	if err != nil {

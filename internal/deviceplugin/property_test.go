@@ -385,7 +385,8 @@ func (n *node) sharers(h Holder, r *sharing.Resource) {
 
 // TestNode runs random lives of nodes.
 func TestNode(t *testing.T) {
-	atLeast(t, 2000)
+	const cases = 10_000
+	atLeast(t, cases)
 	lives := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		lives++
@@ -431,8 +432,8 @@ func TestNode(t *testing.T) {
 			rt.Fatalf("nothing is in use and %v is withheld", withheld)
 		}
 	})
-	if !t.Failed() && lives < 2000 {
-		t.Errorf("%d lives; want 2000", lives)
+	if !t.Failed() && lives < cases {
+		t.Errorf("%d lives; want %d", lives, cases)
 	}
 }
 

@@ -170,7 +170,7 @@ func (s *Server) register(ctx context.Context) error {
 func (s *Server) Stop() {
 	s.list.set(nil, true)
 	if server := s.end(); server != nil {
-		timer := time.AfterFunc(time.Hour, server.Stop)
+		timer := time.AfterFunc(stopTimeout, server.Stop)
 		server.GracefulStop() // returns when the readers have got the last list
 		timer.Stop()
 		<-s.done
@@ -224,7 +224,7 @@ func (s *Server) removeStale() {
 		conn, err := net.DialTimeout("unix", path, stopTimeout)
 		switch {
 		case err == nil:
-			conn.Close()
+			_ = conn.Close()
 		case errors.Is(err, syscall.ECONNREFUSED):
 			s.Log.Info("removing a socket that nobody serves", "socket", path)
 			if err := os.Remove(path); err != nil {

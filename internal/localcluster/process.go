@@ -162,7 +162,9 @@ func (s *supervisor) once(ctx context.Context, p *process) error {
 	_ = cmd.Process.Signal(syscall.SIGTERM)
 	hard := time.AfterFunc(stopGrace, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
 	defer hard.Stop()
-	_ = <-ended
+	if err := <-ended; err != nil {
+		return err
+	}
 	return ctx.Err()
 }
 
