@@ -47,9 +47,14 @@ func cut(m *gpu.Machine, i, n int) {
 	letter := strings.TrimPrefix(m.GPUs[i].UUID, "GPU-")
 	m.GPUs[i].MIG = gpu.MIGState{Capable: true, Enabled: true}
 	for j := range n {
-		m.GPUs[i].MIG.Devices = append(m.GPUs[i].MIG.Devices, gpu.MIGDevice{Index: j, UUID: fmt.Sprintf("MIG-%s%d", letter, j), GI: j + 1})
+		m.GPUs[i].MIG.Devices = append(m.GPUs[i].MIG.Devices, gpu.MIGDevice{
+			Index: j, UUID: fmt.Sprintf("MIG-%s%d", letter, j), GI: j + 1, ProfileID: j % 2, Profile: migProfile(j % 2),
+		})
 	}
 }
+
+// migProfile names one of two kinds of MIG devices.
+func migProfile(kind int) string { return fmt.Sprintf("%dg.test", kind+1) }
 
 // resourceOf makes a resource of all GPUs or, where they are cut, of their MIG
 // devices, in slots if replicas is above 1.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -67,59 +68,49 @@ func (n *node) newConfig() {
 	n.oneEach = rapid.IntRange(0, 9).Draw(n.t, "failRequestsGreaterThanOne") == 0
 }
 
-// newPlan makes the plan of the config, as package sharing does: a resource per
-// kind, slots of some or all of its devices, perhaps under another name, and
-// perhaps an exclusive view of the GPUs in slots.
+// newPlan makes the plan of the config with package sharing: a resource per kind,
+// slots of some or all of its devices, perhaps under another name, and perhaps
+// an exclusive view of the GPUs in slots.
 func (n *node) newPlan() {
-	resources := make(map[string]*sharing.Resource)
-	add := func(name string, g *gpu.GPU, base string, slots int) {
-		r := resources[name]
-		if r == nil {
-			r = &sharing.Resource{Name: name, Strategy: sharing.None, Replicas: 1}
-			resources[name] = r
-		}
-		d := sharing.Device{ID: gpu.DeviceID{Base: base, Slot: gpu.NoSlot}, GPU: g.UUID, NUMA: g.NUMA, Health: g.Health}
-		if slots < 2 {
-			r.Devices = append(r.Devices, d)
-			return
-		}
-		r.Strategy, r.Replicas, r.FailRequestsGreaterThanOne = sharing.TimeSlicing, slots, n.oneEach
-		for slot := range slots {
-			d.ID.Slot = slot
-			r.Devices = append(r.Devices, d)
-		}
+	config := sharing.Default()
+	if n.mixed {
+		config.Flags.MIGStrategy = sharing.MIGMixed
 	}
-	for i := range n.machine.GPUs {
-		g := &n.machine.GPUs[i]
-		slots := 1
-		if i < n.shared {
-			slots = n.replicas
-		}
-		share := func(name, base string) {
-			if slots > 1 && n.renamed {
-				name += ".shared"
+	if n.replicas > 1 && n.shared > 0 {
+		config.TimeSlicing = &sharing.Sharing{FailRequestsGreaterThanOne: n.oneEach}
+		share := func(name string, devices []string) {
+			if len(devices) == 0 {
+				return
 			}
-			add(name, g, base, slots)
-		}
-		if !g.MIG.Enabled {
-			share("gpu", g.UUID)
-			if n.exclusive && slots > 1 {
-				add("gpu-exclusive", g, g.UUID, 1)
+			entry := sharing.SharedResource{Name: name, Devices: sharing.Devices{List: devices}, Replicas: n.replicas}
+			if n.renamed {
+				entry.Rename = name + ".shared"
 			}
-			continue
+			config.TimeSlicing.Resources = append(config.TimeSlicing.Resources, entry)
 		}
-		for j, d := range g.MIG.Devices {
-			if n.mixed {
-				share(fmt.Sprintf("mig-%d", j%2), d.UUID)
+		var gpus []string
+		slices := make([][]string, 2)
+		for i := range min(n.shared, len(n.machine.GPUs)) {
+			gpus = append(gpus, strconv.Itoa(i))
+			for j := range n.machine.GPUs[i].MIG.Devices {
+				slices[j%2] = append(slices[j%2], fmt.Sprintf("%d:%d", i, j))
 			}
 		}
-	}
-	n.plan = &sharing.Plan{}
-	for _, name := range []string{"gpu", "gpu-exclusive", "gpu.shared", "mig-0", "mig-0.shared", "mig-1", "mig-1.shared"} {
-		if r := resources[name]; r != nil {
-			n.plan.Resources = append(n.plan.Resources, *r)
+		share("nvidia.com/gpu", gpus)
+		if n.mixed {
+			for kind, devices := range slices {
+				share("nvidia.com/mig-"+migProfile(kind), devices)
+			}
+		}
+		if n.exclusive {
+			config.TimeSlicing.Resources = append(config.TimeSlicing.Resources, sharing.SharedResource{Name: "nvidia.com/gpu-exclusive", Replicas: 1})
 		}
 	}
+	plan, _, err := config.Plan(n.machine)
+	if err != nil {
+		n.t.Fatalf("config %+v: %v", config.TimeSlicing, err)
+	}
+	n.plan = plan
 	n.apply()
 }
 
