@@ -18,7 +18,7 @@ import (
 const module = "github.com/ashlar-gpu/ashlar/"
 
 // pure are the packages whose output depends on their arguments alone.
-var pure = []string{"gpu", "placement", "quota", "trace", "simulator", "kube", "sharing", "lint"}
+var pure = []string{"gpu", "placement", "quota", "trace", "simulator", "kube", "sharing", "lint", "nearest"}
 
 // layers says which packages of this module a package may import, where that
 // is limited. Packages that do not exist yet are listed too.
@@ -31,9 +31,9 @@ var layers = map[string]struct {
 	"quota":     {[]string{"gpu"}, "queue arithmetic must run without Kubernetes"},
 	"trace":     {[]string{"gpu", "placement"}, "traces are data"},
 	"simulator": {[]string{"gpu", "placement", "quota", "trace"}, "replay must run without Kubernetes"},
-	"sharing":   {[]string{"gpu"}, "a config is turned into a plan without a node"},
+	"sharing":   {[]string{"gpu", "nearest"}, "a config is turned into a plan without a node"},
 	"nvml":      {[]string{"gpu"}, "hardware is read into the domain model and no further"},
-	"machine":   {[]string{"gpu"}, "a simulated machine stands in for nvml and must not know more"},
+	"machine":   {[]string{"gpu", "nearest"}, "a simulated machine stands in for nvml and must not know more"},
 }
 
 // stdlibOnly are the packages that may import nothing outside the standard

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/ashlar-gpu/ashlar/internal/nearest"
 )
 
 // Description is a machine that can be simulated. It is made by
@@ -56,7 +58,7 @@ func BuiltinYAML(name string) ([]byte, error) {
 	names := BuiltinNames()
 	if !slices.Contains(names, name) {
 		slices.SortStableFunc(names, func(a, b string) int {
-			return cmp.Compare(distance(name, a), distance(name, b))
+			return cmp.Compare(nearest.Distance(name, a), nearest.Distance(name, b))
 		})
 		return nil, fmt.Errorf("no built-in machine is named %q; there are: %s", name, strings.Join(names, ", "))
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/ashlar-gpu/ashlar/internal/nearest"
 )
 
 // field is a key that the format knows. Its value is read by read, or as an
@@ -156,7 +158,7 @@ func (r *reader) unknown(line int, at, name string, fields []field) {
 	if home := cmp.Or(below(name, fields, at), below(name, r.schema, "")); home != "" {
 		message += fmt.Sprintf("; its place is %q", home)
 		r.damaged[home] = true
-	} else if near := nearest(name, known); near != "" {
+	} else if near := nearest.Word(name, known); near != "" {
 		message += fmt.Sprintf("; did you mean %q?", near)
 		r.damaged[join(at, near)] = true
 	} else {

@@ -380,18 +380,6 @@ func TestMatches(t *testing.T) {
 	}
 }
 
-func TestNearest(t *testing.T) {
-	known := []string{"replicas", "rename", "devices", "name", "timeSlicing", "mps", "all"}
-	for word, want := range map[string]string{
-		"replica": "replicas", "Replicas": "replicas", "time-slicing": "timeSlicing", "timeslicing": "timeSlicing",
-		"nam": "name", "MPS": "mps", "al": "all", "colour": "", "": "", "x": "", strings.Repeat("a", 5000): "",
-	} {
-		if got := nearest(word, known); got != want {
-			t.Errorf("nearest(%.20q) = %q, want %q", word, got, want)
-		}
-	}
-}
-
 type brokenWriter struct{}
 
 var errBroken = errors.New("broken")
