@@ -36,3 +36,15 @@ func TestProfiles(t *testing.T) {
 		}
 	}
 }
+
+func TestFew(t *testing.T) {
+	for want, names := range map[string][]string{
+		"":                nil,
+		"a, b, c":         {"a", "b", "c"},
+		"a, b and 2 more": {"a", "b", "c", "d"},
+	} {
+		if got := few(names); got != want {
+			t.Errorf("few(%v) = %q, want %q", names, got, want)
+		}
+	}
+}

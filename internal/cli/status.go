@@ -70,7 +70,7 @@ func writeReport(out io.Writer, r *localcluster.Report) error {
 	row("NODE", "GPU", "UUID", "PRODUCT", "MEMORY", "HEALTH", "MIG", "HOLDERS")
 	for _, n := range r.Nodes {
 		for _, g := range n.GPUs {
-			row(n.Name, strconv.Itoa(g.Index), g.UUID, g.Name, fmt.Sprintf("%d MiB", g.MemoryMiB), g.Health, dash(profiles(g.MIG)), dash(strings.Join(g.Holders, ", ")))
+			row(n.Name, strconv.Itoa(g.Index), g.UUID, g.Name, fmt.Sprintf("%d MiB", g.MemoryMiB), g.Health, dash(profiles(g.MIG)), dash(few(g.Holders)))
 		}
 	}
 	if len(r.Warnings) > 0 {
@@ -90,6 +90,15 @@ func dash(s string) string {
 		return "-"
 	}
 	return s
+}
+
+// few lists the first of many names; `-o json` has them all.
+func few(names []string) string {
+	const most = 3
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most-1], ", "), len(names)-most+1)
 }
 
 // profiles shortens a list of MIG profiles: "1g.5gb x4, 3g.20gb".
