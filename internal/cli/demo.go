@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -106,15 +107,49 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if d.client, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}
-	fmt.Fprintf(d.progress, "applying the manifests in %s\n", d.examples)
-	if _, err := d.kubectl(ctx, "apply", "-f", d.examples); err != nil {
-		return err
-	}
-	pods, err := d.await(ctx)
+	pods, err := d.apply(ctx)
 	if err != nil {
 		return err
 	}
 	return d.show(ctx, nodes, pods)
+}
+
+// apply applies the examples and returns their pods once they are as they should
+// be. Those that are meant to wait for the others come last.
+func (d *demo) apply(ctx context.Context) ([]corev1.Pod, error) {
+	files, err := filepath.Glob(filepath.Join(d.examples, "*.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	// Classes come before the Jobs that name them.
+	first := []string{"apply", "-f", filepath.Join(d.examples, "priority-classes.yaml")}
+	last := []string{"apply"}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		if bytes.Contains(text, []byte("\n    "+waitsLabel+": waits\n")) {
+			last = append(last, "-f", file)
+		} else {
+			first = append(first, "-f", file)
+		}
+	}
+	d.held = make(map[string]map[string]bool)
+	var pods []corev1.Pod
+	fmt.Fprintf(d.progress, "applying the %d manifests in %s\n", len(files), d.examples)
+	for _, args := range [][]string{first, last} {
+		if len(args) == 1 {
+			continue
+		}
+		if _, err := d.kubectl(ctx, args...); err != nil {
+			return nil, err
+		}
+		if pods, err = d.await(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return pods, nil
 }
 
 // kubectl runs kubectl against the cluster.
@@ -134,7 +169,6 @@ func (d *demo) kubectl(ctx context.Context, args ...string) (string, error) {
 func (d *demo) await(ctx context.Context) ([]corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, demoTimeout)
 	defer cancel()
-	d.held = make(map[string]map[string]bool)
 	calm := 0
 	for {
 		list, err := d.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
@@ -186,8 +220,11 @@ func (d *demo) unsettled(ctx context.Context, pods []corev1.Pod) ([]string, erro
 	var missing []string
 	for i := range pods {
 		p := &pods[i]
-		if !running(p) && p.Labels[waitsLabel] == "" {
+		switch {
+		case p.Labels[waitsLabel] == "" && !running(p):
 			missing = append(missing, fmt.Sprintf("pod %s/%s is %s", p.Namespace, p.Name, p.Status.Phase))
+		case p.Labels[waitsLabel] != "" && !unschedulable(p):
+			missing = append(missing, fmt.Sprintf("pod %s/%s is %s and should wait", p.Namespace, p.Name, p.Status.Phase))
 		}
 	}
 	deployments, err := d.client.AppsV1().Deployments("").List(ctx, metav1.ListOptions{})
@@ -209,6 +246,13 @@ func (d *demo) unsettled(ctx context.Context, pods []corev1.Pod) ([]string, erro
 		}
 	}
 	return missing, nil
+}
+
+// unschedulable says that the scheduler has found no place for the pod.
+func unschedulable(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+	})
 }
 
 func running(p *corev1.Pod) bool {
