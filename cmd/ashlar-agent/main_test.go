@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -40,6 +41,9 @@ func TestOverrides(t *testing.T) {
 		{"switches", []string{"--pass-device-specs", "--fail-on-init-error=false"}, nil, func(f *sharing.Flags) bool {
 			return f.Plugin.PassDeviceSpecs && !f.FailOnInitError
 		}},
+		{"driver root", []string{"--nvidia-driver-root=/run/nvidia/driver"}, nil, func(f *sharing.Flags) bool {
+			return f.DriverRoot == "/run/nvidia/driver" && f.DevRoot == "/run/nvidia/driver"
+		}},
 		{"second variable", nil, map[string]string{"NVIDIA_CTK_PATH": "/ctk"}, func(f *sharing.Flags) bool { return f.Plugin.NVIDIACTKPath == "/ctk" }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -72,5 +76,11 @@ func TestOverrides(t *testing.T) {
 	}
 	if _, err := chosenOverrides(flags); err == nil {
 		t.Error("--gds-enabled=perhaps is taken")
+	}
+	if err := flags.Parse([]string{"--gds-enabled=true", "--mig-strategy=Single"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chosenOverrides(flags); err == nil || !strings.Contains(err.Error(), "migStrategy") {
+		t.Errorf("--mig-strategy=Single: got %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
 
@@ -32,7 +33,14 @@ var overrides = []override{
 	{
 		flags: []string{"nvidia-driver-root", "driver-root"}, envs: []string{"NVIDIA_DRIVER_ROOT"},
 		help: "root of the driver's files on the host",
-		set:  func(c *sharing.Config, v string) error { c.Flags.DriverRoot = v; return nil },
+		set: func(c *sharing.Config, v string) error {
+			// A device root that was not set is that of the driver.
+			if c.Flags.DevRoot == c.Flags.DriverRoot {
+				c.Flags.DevRoot = v
+			}
+			c.Flags.DriverRoot = v
+			return nil
+		},
 	},
 	{
 		flags: []string{"dev-root", "nvidia-dev-root"}, envs: []string{"NVIDIA_DEV_ROOT"},
@@ -106,8 +114,8 @@ func addOverrides(flags *pflag.FlagSet) {
 }
 
 // chosenOverrides returns a function that sets in a config what flags and
-// environment say. Their values are checked here; whether they fit each other is
-// checked with the config.
+// environment say. They are checked here by themselves, and again with each
+// config.
 func chosenOverrides(flags *pflag.FlagSet) (func(*sharing.Config), error) {
 	var chosen []func(*sharing.Config)
 	for _, o := range overrides {
@@ -130,9 +138,15 @@ func chosenOverrides(flags *pflag.FlagSet) (func(*sharing.Config), error) {
 		}
 		chosen = append(chosen, func(c *sharing.Config) { _ = o.set(c, value) })
 	}
-	return func(c *sharing.Config) {
+	override := func(c *sharing.Config) {
 		for _, set := range chosen {
 			set(c)
 		}
-	}, nil
+	}
+	c := sharing.Default()
+	override(c)
+	if _, _, err := c.Plan(&gpu.Machine{}); err != nil {
+		return nil, usageError{fmt.Errorf("flags and environment: %w", err)}
+	}
+	return override, nil
 }

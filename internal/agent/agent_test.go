@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -39,6 +41,10 @@ type kubelet struct {
 	// endpoints are the socket names by resource, in order of registration.
 	endpoints map[string][]string
 	held      []*podresourcesapi.PodResources
+	// forget ends each watch after its next answer, once.
+	forget bool
+	// broken makes the pod-resources API fail.
+	broken bool
 }
 
 // newKubelet makes the folders of a kubelet that does not run.
@@ -104,6 +110,9 @@ func (k *kubelet) shutdown() {
 func (k *kubelet) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.broken {
+		return nil, errors.New("broken")
+	}
 	return &podresourcesapi.ListPodResourcesResponse{PodResources: k.held}, nil
 }
 
@@ -135,7 +144,12 @@ func (k *kubelet) watch(resource, endpoint string) {
 		if answer, err = stream.Recv(); err == nil {
 			k.mu.Lock()
 			k.lists[resource] = append(k.lists[resource], answer.Devices)
+			stop := k.forget
+			k.forget = false
 			k.mu.Unlock()
+			if stop {
+				return
+			}
 		}
 	}
 }
@@ -366,6 +380,90 @@ func TestLastGoodConfigSurvivesARestart(t *testing.T) {
 	r.await("nvidia.com/gpu", 8)
 }
 
+// TestRefusedConfigIsTriedAgain edits the config before the machine is cut to
+// fit it, as people do.
+func TestRefusedConfigIsTriedAgain(t *testing.T) {
+	r := start(t, "- {product: NVIDIA A100-SXM4-40GB, mig: [{profile: 3g.20gb, start: 0}]}\n- {product: NVIDIA A100-SXM4-40GB, mig: [{profile: 1g.5gb, start: 0}]}\n", "flags: {migStrategy: mixed}\n")
+	r.await("nvidia.com/mig-3g.20gb", 1)
+	r.write("flags: {migStrategy: single}\n")
+	awaitLog(t, r.log, "config refused, the config in force stays", "single")
+	m, err := r.machine.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.machine.DestroyMIG(m.GPUs[1].MIG.Devices[0].UUID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.machine.CreateMIG(m.GPUs[1].UUID, gpu.MIGInstance{ProfileID: 9, Placement: gpu.Placement{Start: 4, Size: 4}}); err != nil {
+		t.Fatal(err)
+	}
+	r.await("nvidia.com/gpu", 2)
+	r.await("nvidia.com/mig-3g.20gb", 0)
+}
+
+func TestNothingIsOfferedWithoutAGoodConfig(t *testing.T) {
+	r := start(t, twoA100, "version: v9\n")
+	awaitLog(t, r.log, "config refused, no config is in force", "v9")
+	time.Sleep(3 * time.Second)
+	if got := r.healthy("nvidia.com/gpu"); got != -1 {
+		t.Errorf("%d GPUs are offered by a config that nobody wrote", got)
+	}
+	r.write("version: v1\n")
+	r.await("nvidia.com/gpu", 2)
+}
+
+// hanging is a driver whose reading may never return.
+type hanging struct {
+	*machine.Machine
+	hang chan struct{}
+}
+
+func (hanging) Close() error { return nil }
+
+func (h hanging) Read() (gpu.Machine, error) {
+	<-h.hang
+	return h.Machine.Read()
+}
+
+func TestHangingDriver(t *testing.T) {
+	r := start(t, twoA100, "")
+	r.await("nvidia.com/gpu", 2)
+	r.stop()
+	h := hanging{r.machine, make(chan struct{}, 100)}
+	r.options.Open = func() (Hardware, error) { return h, nil }
+	h.hang <- struct{}{} // one reading returns, the next hangs
+	r.run()
+	awaitLog(t, r.log, "a reading takes longer")
+	r.await("nvidia.com/gpu", 0)
+	// It still obeys, and still notices a kubelet's restart.
+	r.shutdown()
+	time.Sleep(100 * time.Millisecond)
+	r.boot()
+	r.await("nvidia.com/gpu", 0)
+	for range 50 {
+		h.hang <- struct{}{}
+	}
+	r.await("nvidia.com/gpu", 2)
+}
+
+// TestKubeletThatForgets ends the kubelet's watch while it runs on.
+func TestKubeletThatForgets(t *testing.T) {
+	r := start(t, twoA100, "")
+	r.await("nvidia.com/gpu", 2)
+	r.mu.Lock()
+	r.forget = true
+	r.mu.Unlock()
+	m, err := r.machine.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.machine.SetLost(m.GPUs[0].UUID, true); err != nil {
+		t.Fatal(err)
+	}
+	awaitLog(t, r.log, "registering", "does not watch it any more")
+	r.await("nvidia.com/gpu", 1)
+}
+
 func TestAllSlotsOfALostGPUGoAtOnce(t *testing.T) {
 	r := start(t, twoA100, slices4("4"))
 	r.await("nvidia.com/gpu", 8)
@@ -483,6 +581,92 @@ func TestHoldersAreReadBeforeAnythingIsOffered(t *testing.T) {
 	r.await("nvidia.com/gpu", 4)
 	hold("")
 	r.await("nvidia.com/gpu-exclusive", 2)
+}
+
+// checkpoint writes the kubelet's checkpoint with one allocation, or a file that
+// is none.
+func (r *running) checkpoint(uid, resource, device string) {
+	r.t.Helper()
+	text := "?"
+	if uid != "" {
+		text = fmt.Sprintf(`{"Data":{"PodDeviceEntries":[{"PodUID":%q,"ContainerName":"c","ResourceName":%q,"DeviceIDs":{"0":[%q]}}]}}`, uid, resource, device)
+	}
+	if err := os.WriteFile(filepath.Join(r.dir, "device-plugins", "kubelet_internal_checkpoint"), []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+const bothViews = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}, {name: nvidia.com/gpu-exclusive, replicas: 1}]}}\n"
+
+// TestCheckpointCounts: right after a kubelet's start its list is empty, and
+// without an apiserver nothing says that the pods in the checkpoint have ended.
+func TestCheckpointCounts(t *testing.T) {
+	r := start(t, twoA100, bothViews)
+	r.await("nvidia.com/gpu", 4)
+	m, err := r.machine.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.shutdown()
+	time.Sleep(100 * time.Millisecond)
+	r.checkpoint("u", "nvidia.com/gpu-exclusive", m.GPUs[0].UUID)
+	r.boot()
+	r.await("nvidia.com/gpu", 2)
+	if got := r.counts("nvidia.com/gpu"); slices.Max(got) > 2 {
+		t.Errorf("healthy slots over time were %v; the slots of a held GPU were offered", got)
+	}
+}
+
+// TestNothingIsOfferedWithoutHolders: with neither source nobody knows what is
+// held.
+func TestNothingIsOfferedWithoutHolders(t *testing.T) {
+	r := start(t, twoA100, bothViews)
+	r.await("nvidia.com/gpu", 4)
+	r.shutdown()
+	time.Sleep(100 * time.Millisecond)
+	r.mu.Lock()
+	r.broken = true
+	r.mu.Unlock()
+	r.checkpoint("", "", "")
+	r.boot()
+	awaitLog(t, r.log, "degraded", "part=checkpoint")
+	time.Sleep(2 * interval)
+	if got := r.healthy("nvidia.com/gpu"); got != -1 {
+		t.Errorf("%d slots are offered although holders are not known", got)
+	}
+	// The checkpoint alone is believed, and followed.
+	m, err := r.machine.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.checkpoint("u", "nvidia.com/gpu-exclusive", m.GPUs[0].UUID)
+	r.await("nvidia.com/gpu", 2)
+	r.checkpoint("u", "nvidia.com/gpu-exclusive", "GPU-of-another-node")
+	r.await("nvidia.com/gpu", 4)
+}
+
+// TestUnwritableCDI: a container runtime could not look the devices up.
+func TestUnwritableCDI(t *testing.T) {
+	r := start(t, twoA100, "")
+	r.await("nvidia.com/gpu", 2)
+	r.stop()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.options.CDIDir = filepath.Join(file, "cdi")
+	r.shutdown()
+	time.Sleep(100 * time.Millisecond)
+	r.boot()
+	r.run()
+	r.await("nvidia.com/gpu", 0)
+	r.stop()
+	// Other strategies do without.
+	r.options.Override = func(c *sharing.Config) {
+		c.Flags.Plugin.DeviceListStrategies = []sharing.DeviceListStrategy{sharing.ListEnvvar}
+	}
+	r.run()
+	r.await("nvidia.com/gpu", 2)
 }
 
 func TestBrokenDriverAtTheStart(t *testing.T) {

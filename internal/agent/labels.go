@@ -23,84 +23,83 @@ const maxLabelValue = 63
 var ownedLabel = regexp.MustCompile(`^nvidia\.com/(gpu\.(present|product|count|memory|replicas|sharing-strategy|family|compute\.(major|minor))|mig\.(capable|strategy)|mig-[0-9a-z.+-]+\.(count|product|memory|replicas|sharing-strategy))$`)
 
 // Labels returns the labels of a node with the names and values of NVIDIA's
-// GPU feature discovery. The unqualified gpu.* labels describe the model of
-// GPU 0, so a node with two models always says the same. A node without GPUs
-// has none.
+// GPU feature discovery. The unqualified gpu.* labels describe the model of the
+// first GPU that has told its name, so a node with two models always says the
+// same. What is not known is left out; a node without GPUs has no labels.
 func Labels(m *gpu.Machine, plan *sharing.Plan, migStrategy string) map[string]string {
-	if len(m.GPUs) == 0 {
+	first := slices.IndexFunc(m.GPUs, func(g gpu.GPU) bool { return g.Name != "" })
+	if first < 0 {
 		return nil
 	}
 	labels := make(map[string]string)
 	set := func(key, value string) { labels[labelDomain+key] = value }
 
-	model := m.GPUs[0]
-	count, capable := 0, false
-	for _, g := range m.GPUs {
+	model := &m.GPUs[first]
+	memory := model.MemoryMiB
+	count, capable, uncut := 0, false, false
+	for i := range m.GPUs {
+		g := &m.GPUs[i]
+		capable = capable || g.MIG.Capable
 		if g.Name == model.Name {
 			count++
+			uncut = uncut || !g.MIG.Enabled
 		}
-		capable = capable || g.MIG.Capable
 	}
-	set("gpu.present", "true")
-	set("gpu.memory", strconv.Itoa(model.MemoryMiB))
-	set("gpu.family", model.Compute.Family())
-	set("gpu.compute.major", strconv.Itoa(model.Compute.Major))
-	set("gpu.compute.minor", strconv.Itoa(model.Compute.Minor))
-	set("mig.capable", strconv.FormatBool(capable))
-	if migStrategy != "none" {
-		set("mig.strategy", migStrategy)
-	}
-
 	product, replicas, strategy := sanitise(model.Name), 1, sharing.None
-	if r := viewOf(m, plan, model.Name); r != nil {
+	if !uncut {
+		replicas = 0 // as a full GPU there is none
+	}
+	if r := viewOf(m, plan, model.Name, migStrategy); r != nil {
 		replicas, strategy = r.Replicas, r.Strategy
 		if d := migOf(m, r.Devices[0]); d != nil {
-			product += "-MIG-" + d.Profile
-			count = bases(r)
-			set("gpu.memory", strconv.Itoa(d.MemoryMiB))
+			product += "-MIG-" + dotted(d.Profile)
+			count, memory = bases(r), d.MemoryMiB
 		}
 		// A renamed resource is told apart by its name, so the product keeps its own.
 		if r.Replicas > 1 && r.Name == labelDomain+"gpu" {
 			product += "-SHARED"
 		}
 	}
+	set("gpu.present", "true")
 	set("gpu.product", shorten(product))
 	set("gpu.count", strconv.Itoa(count))
 	set("gpu.replicas", strconv.Itoa(replicas))
 	set("gpu.sharing-strategy", string(strategy))
-
-	if migStrategy != "mixed" {
-		return labels
+	if memory > 0 {
+		set("gpu.memory", strconv.Itoa(memory))
 	}
-	for i := range plan.Resources {
-		r := &plan.Resources[i]
-		d := migOf(m, r.Devices[0])
-		if d == nil {
-			continue
+	if c := model.Compute; c.Major > 0 {
+		set("gpu.family", c.Family())
+		set("gpu.compute.major", strconv.Itoa(c.Major))
+		set("gpu.compute.minor", strconv.Itoa(c.Minor))
+	}
+	set("mig.capable", strconv.FormatBool(capable))
+	if migStrategy != string(sharing.MIGNone) {
+		set("mig.strategy", migStrategy)
+	}
+	if migStrategy == string(sharing.MIGMixed) {
+		for _, p := range profilesOf(m, plan) {
+			key := "mig-" + p.name + "."
+			set(key+"count", strconv.Itoa(len(p.devices)))
+			set(key+"product", shorten(p.product))
+			set(key+"memory", strconv.Itoa(p.memoryMiB))
+			set(key+"replicas", strconv.Itoa(p.replicas))
+			set(key+"sharing-strategy", string(p.strategy))
 		}
-		profile := strings.ReplaceAll(d.Profile, "+", ".")
-		suffix := ""
-		if r.Replicas > 1 {
-			suffix = "-SHARED"
-		}
-		key := "mig-" + profile + "."
-		set(key+"count", strconv.Itoa(bases(r)))
-		set(key+"product", shorten(sanitise(m.ByUUID(r.Devices[0].GPU).Name)+"-MIG-"+profile+suffix))
-		set(key+"memory", strconv.Itoa(d.MemoryMiB))
-		set(key+"replicas", strconv.Itoa(r.Replicas))
-		set(key+"sharing-strategy", string(r.Strategy))
 	}
 	return labels
 }
 
-// viewOf returns the resource that a pod asks for to get a GPU of the model:
-// of those that offer it and are not the exclusive second view, the one with
-// the most devices, so that sharing some of the GPUs shows.
-func viewOf(m *gpu.Machine, plan *sharing.Plan, model string) *sharing.Resource {
+// viewOf returns the resource that a pod asks for to get a GPU of the model: of
+// those that offer it and are not the exclusive second view, the one with the
+// most devices, so that sharing some of the GPUs shows. With migStrategy mixed,
+// MIG devices are described on their own.
+func viewOf(m *gpu.Machine, plan *sharing.Plan, model, migStrategy string) *sharing.Resource {
 	var best *sharing.Resource
 	for i := range plan.Resources {
 		r := &plan.Resources[i]
-		if r.Exclusive || strings.HasPrefix(r.Name, labelDomain+"mig-") || m.ByUUID(r.Devices[0].GPU).Name != model {
+		d := r.Devices[0]
+		if r.Exclusive || m.ByUUID(d.GPU).Name != model || migStrategy == string(sharing.MIGMixed) && migOf(m, d) != nil {
 			continue
 		}
 		if best == nil || len(r.Devices) > len(best.Devices) {
@@ -109,6 +108,54 @@ func viewOf(m *gpu.Machine, plan *sharing.Plan, model string) *sharing.Resource 
 	}
 	return best
 }
+
+// profile is what labels say of the MIG devices of a profile.
+type profile struct {
+	name, product string
+	memoryMiB     int
+	devices       map[string]bool
+	replicas      int
+	strategy      sharing.Strategy
+}
+
+// profilesOf gathers the profiles of all resources, sorted by name. Where only
+// some devices of a profile are shared, the sharing of those counts.
+func profilesOf(m *gpu.Machine, plan *sharing.Plan) []*profile {
+	found := make(map[string]*profile)
+	for i := range plan.Resources {
+		r := &plan.Resources[i]
+		for _, device := range r.Devices {
+			d := migOf(m, device)
+			if d == nil {
+				continue
+			}
+			name := dotted(d.Profile)
+			p := found[name]
+			if p == nil {
+				p = &profile{
+					name: name, product: sanitise(m.ByUUID(device.GPU).Name) + "-MIG-" + name, memoryMiB: d.MemoryMiB,
+					devices: make(map[string]bool), replicas: 1, strategy: sharing.None,
+				}
+				found[name] = p
+			}
+			p.devices[d.UUID] = true
+			if r.Replicas > p.replicas {
+				p.replicas, p.strategy = r.Replicas, r.Strategy
+				if r.Name == labelDomain+gpu.MIGResource(d.Profile) && !strings.HasSuffix(p.product, "-SHARED") {
+					p.product += "-SHARED"
+				}
+			}
+		}
+	}
+	var list []*profile
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		list = append(list, found[name])
+	}
+	return list
+}
+
+// dotted is a profile's name as it stands in labels.
+func dotted(profile string) string { return strings.ReplaceAll(profile, "+", ".") }
 
 // migOf returns the MIG device that a device is a view of, or nil.
 func migOf(m *gpu.Machine, d sharing.Device) *gpu.MIGDevice {

@@ -95,6 +95,19 @@ func TestLabels(t *testing.T) {
 				"mig-1g.5gb.me.replicas": "1", "mig-1g.5gb.me.sharing-strategy": "none",
 			}),
 		},
+		{
+			"single MIG with a media engine", "- {product: NVIDIA A100-SXM4-40GB, mig: [{profile: 1g.5gb+me, start: 0}]}\n", "flags: {migStrategy: single}",
+			with(map[string]string{"gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.me", "gpu.count": "1", "gpu.memory": "4864", "mig.strategy": "single"}),
+		},
+		{
+			"mixed MIG on all GPUs, some slices shared under another name", "- {product: NVIDIA A100-SXM4-40GB, mig: [{profile: 3g.20gb, count: 2}]}\n",
+			"flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/mig-3g.20gb, rename: nvidia.com/small, devices: ['0:0'], replicas: 4}]}}",
+			with(map[string]string{
+				"gpu.count": "1", "gpu.replicas": "0", "mig.strategy": "mixed",
+				"mig-3g.20gb.count": "2", "mig-3g.20gb.product": "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb", "mig-3g.20gb.memory": "19968",
+				"mig-3g.20gb.replicas": "4", "mig-3g.20gb.sharing-strategy": "time-slicing",
+			}),
+		},
 		{"two models: the first counts", pair + "- {product: T4, count: 3}\n", "", a100},
 	} {
 		m := read(t, header+c.machine)
@@ -114,6 +127,24 @@ func TestLabels(t *testing.T) {
 	}
 	if got := Labels(&gpu.Machine{}, &sharing.Plan{}, "none"); got != nil {
 		t.Errorf("a node without GPUs gets %v", got)
+	}
+}
+
+// TestLabelsOfAGPUThatNeverAnswered: such a GPU has no name, and must not take
+// the labels of the others away.
+func TestLabelsOfAGPUThatNeverAnswered(t *testing.T) {
+	m := read(t, header+"- {product: T4, count: 3}\n")
+	m.GPUs[0] = gpu.GPU{Index: 0, UUID: "GPU-unknown-0", Minor: -1, Health: gpu.Health{State: gpu.Lost}}
+	p, _ := plan(t, m, "")
+	got := Labels(m, p, "none")
+	if got["nvidia.com/gpu.product"] != "Tesla-T4" || got["nvidia.com/gpu.count"] != "2" || got["nvidia.com/gpu.family"] != "turing" {
+		t.Errorf("got %v", got)
+	}
+	for i := range m.GPUs {
+		m.GPUs[i].Name = ""
+	}
+	if got := Labels(m, p, "none"); got != nil {
+		t.Errorf("GPUs without names give %v", got)
 	}
 }
 

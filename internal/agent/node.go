@@ -47,7 +47,7 @@ func newNodeAPI(ctx context.Context, client kubernetes.Interface, name string, c
 	context.AfterFunc(ctx, broadcaster.Shutdown)
 
 	selector := fields.OneTermEqualSelector("spec.nodeName", name).String()
-	pods := cache.NewSharedIndexInformer(&cache.ListWatch{
+	pods := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = selector
 			return client.CoreV1().Pods("").List(ctx, o)
@@ -56,17 +56,13 @@ func newNodeAPI(ctx context.Context, client kubernetes.Interface, name string, c
 			o.FieldSelector = selector
 			return client.CoreV1().Pods("").Watch(ctx, o)
 		},
-	}, &corev1.Pod{}, 0, cache.Indexers{})
-	// Only what alive needs is kept of a pod.
+	}, client), &corev1.Pod{}, 0, cache.Indexers{})
 	err := pods.SetTransform(func(object any) (any, error) {
 		pod, ok := object.(*corev1.Pod)
 		if !ok {
 			return object, nil
 		}
-		return &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion},
-			Status:     corev1.PodStatus{Phase: pod.Status.Phase},
-		}, nil
+		return kept(pod), nil
 	})
 	if err != nil {
 		return nil, err
@@ -83,6 +79,18 @@ func newNodeAPI(ctx context.Context, client kubernetes.Interface, name string, c
 		name: name, client: client, pods: pods, log: log,
 		recorder: broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "ashlar-agent", Host: name}),
 	}, nil
+}
+
+// kept is what alive needs of a pod.
+func kept(pod *corev1.Pod) *corev1.Pod {
+	k := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion},
+		Status:     corev1.PodStatus{Phase: pod.Status.Phase},
+	}
+	if static, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]; ok {
+		k.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: static}
+	}
+	return k
 }
 
 // event writes an Event on the node. Its text must be stable, so that repeated
@@ -104,7 +112,13 @@ func (n *nodeAPI) alive(uid string) bool {
 		return true
 	}
 	for _, object := range n.pods.GetStore().List() {
-		if pod, ok := object.(*corev1.Pod); ok && string(pod.UID) == uid {
+		pod, ok := object.(*corev1.Pod)
+		if !ok {
+			continue
+		}
+		// The kubelet knows a static pod by the UID that its mirror is annotated with.
+		static, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+		if string(pod.UID) == uid || mirror && static == uid {
 			return pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 		}
 	}

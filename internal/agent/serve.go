@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -17,6 +18,8 @@ type served struct {
 	server *deviceplugin.Server
 	// kubelet is the run of the kubelet that it is registered with.
 	kubelet string
+	// watched is when the kubelet was last seen to watch it, or registered it.
+	watched time.Time
 }
 
 func (s *served) close() {
@@ -26,17 +29,30 @@ func (s *served) close() {
 	}
 }
 
-// alive says whether the resource is registered with this run of the kubelet.
-func (s *served) alive(kubelet string) bool {
-	if s.server == nil || s.kubelet != kubelet {
-		return false
+// watchPatience is how long a kubelet may leave a registered resource unwatched
+// before it is registered anew.
+const watchPatience = 10 * time.Second
+
+// ended says why the resource must be registered again, "" if it need not.
+func (s *served) ended(kubelet string, now time.Time) string {
+	if s.server == nil {
+		return "it is not registered"
+	}
+	if s.kubelet != kubelet {
+		return "the kubelet was restarted"
 	}
 	select {
 	case <-s.server.Done():
-		return false
+		return fmt.Sprintf("its server ended: %v", s.server.Err())
 	default:
-		return true
 	}
+	if s.server.Watched() {
+		s.watched = now
+	}
+	if now.Sub(s.watched) > watchPatience {
+		return "the kubelet does not watch it any more"
+	}
+	return ""
 }
 
 // handler answers the kubelet and makes the agent look again after each
@@ -53,7 +69,7 @@ func (h handler) Allocate(ctx context.Context, ids []string) (*pluginapi.Contain
 
 // serve makes the servers those of the plan, each with the devices that may be
 // offered now.
-func (a *agent) serve(ctx context.Context) {
+func (a *agent) serve(ctx context.Context, now time.Time) {
 	withheld := a.ledger.Withheld(a.plan)
 	wanted := make(map[string]bool)
 	for i := range a.plan.Resources {
@@ -67,15 +83,17 @@ func (a *agent) serve(ctx context.Context) {
 		} else {
 			s.allocator.Set(config)
 		}
-		devices := offered(r, withheld[r.Name])
-		if s.alive(a.kubelet.id) {
+		devices := a.offered(r, withheld[r.Name])
+		why := s.ended(a.kubelet.id, now)
+		if why == "" {
 			s.server.Update(devices)
 			continue
 		}
 		s.close()
 		// Without knowing the holders nothing is offered.
 		if a.kubelet.id != "" && a.kubelet.known {
-			a.register(ctx, r.Name, s, devices)
+			a.Log.Info("registering", "resource", r.Name, "because", why)
+			a.register(ctx, r.Name, s, devices, now)
 		}
 	}
 	for name, s := range a.servers {
@@ -83,6 +101,7 @@ func (a *agent) serve(ctx context.Context) {
 			continue
 		}
 		a.Log.Info("resource retired", "resource", name)
+		a.well(registration + name)
 		// It gives nothing more while the kubelet takes the empty list.
 		s.allocator.Set(deviceplugin.Config{Machine: a.machine, Resource: &sharing.Resource{Name: name}, Flags: a.config.current.Flags})
 		if s.server != nil {
@@ -92,19 +111,25 @@ func (a *agent) serve(ctx context.Context) {
 	}
 }
 
-// offered are the devices as the kubelet sees them. What is withheld is
-// unhealthy to it: the resource's capacity stays.
-func offered(r *sharing.Resource, withheld map[string]string) []deviceplugin.Device {
+// offered are the devices as the kubelet sees them. What must not be given now is
+// unhealthy to it, so that the resource's capacity stays: what is withheld, and
+// what a container runtime could not look up.
+func (a *agent) offered(r *sharing.Resource, withheld map[string]string) []deviceplugin.Device {
+	lookup := usesCDI(&a.config.current.Flags)
 	devices := make([]deviceplugin.Device, len(r.Devices))
 	for i, d := range r.Devices {
 		id := d.ID.String()
-		devices[i] = deviceplugin.Device{ID: id, Healthy: d.Health.OK() && withheld[id] == "", NUMA: d.NUMA}
+		healthy := d.Health.OK() && withheld[id] == "" && (!lookup || a.cdi.names[d.ID.Base])
+		devices[i] = deviceplugin.Device{ID: id, Healthy: healthy, NUMA: d.NUMA}
 	}
 	return devices
 }
 
+// registration is the part that is degraded while a resource cannot register.
+const registration = "registration of "
+
 // register starts a new server for a resource, on a socket of its own.
-func (a *agent) register(ctx context.Context, name string, s *served, devices []deviceplugin.Device) {
+func (a *agent) register(ctx context.Context, name string, s *served, devices []deviceplugin.Device, now time.Time) {
 	server := deviceplugin.New(deviceplugin.Options{
 		Resource: name, Dir: a.devicePlugins(), Handler: handler{s.allocator, a.kick}, Log: a.Log,
 	})
@@ -112,12 +137,9 @@ func (a *agent) register(ctx context.Context, name string, s *served, devices []
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err := server.Start(ctx); err != nil {
-		a.trouble("registration of "+name, "%v", err)
+		a.trouble(registration+name, "%v", err)
 		return
 	}
-	a.well("registration of " + name)
-	s.server, s.kubelet = server, a.kubelet.id
+	a.well(registration + name)
+	s.server, s.kubelet, s.watched = server, a.kubelet.id, now
 }
-
-// retryPause is how long a driver that fails to wait for events is left alone.
-const retryPause = time.Second

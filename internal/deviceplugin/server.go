@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -73,6 +74,8 @@ type Device struct {
 type Server struct {
 	Options
 	list list
+	// readers counts the streams of the list.
+	readers atomic.Int32
 
 	mu      sync.Mutex // guards what follows
 	grpc    *grpc.Server
@@ -194,6 +197,10 @@ func (s *Server) end() *grpc.Server {
 	return s.grpc
 }
 
+// Watched says whether the kubelet reads the list of devices now. One that has
+// registered a server and does not read its list has forgotten it.
+func (s *Server) Watched() bool { return s.readers.Load() > 0 }
+
 // Done is closed when a started server has ended, by Stop, by Close or by
 // itself.
 func (s *Server) Done() <-chan struct{} { return s.done }
@@ -275,6 +282,8 @@ func (*service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*plug
 // ListAndWatch sends the list and then each change, until the reader goes or the
 // server ends.
 func (p *service) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_ListAndWatchServer) error {
+	p.s.readers.Add(1)
+	defer p.s.readers.Add(-1)
 	for {
 		devices, changed, last := p.s.list.get()
 		if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: message(devices)}); err != nil {

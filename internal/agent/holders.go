@@ -1,0 +1,135 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/ashlar-gpu/ashlar/internal/deviceplugin"
+	"github.com/ashlar-gpu/ashlar/internal/gpu"
+	"github.com/ashlar-gpu/ashlar/internal/podresources"
+)
+
+const (
+	// holdersPatience is how long the pod-resources API may fail before the
+	// kubelet's checkpoint alone is believed. While it fails, the last answer
+	// stands; before the first, nothing is offered.
+	holdersPatience = 10 * time.Second
+	// syncPatience is how long a kubelet may take after its start to see its pods
+	// again, and the apiserver to be heard first.
+	syncPatience = 30 * time.Second
+)
+
+// kubeletState is what is known of the kubelet that runs now.
+type kubeletState struct {
+	// id tells one run of the kubelet from the next, "" while it is away.
+	id    string
+	since time.Time
+	// known says that its holders have been read.
+	known bool
+	// silent is since when its pod-resources API has failed, zero while it works.
+	silent time.Time
+}
+
+// meetKubelet notices that the kubelet came, went or was restarted. Each run of
+// it makes its socket anew.
+func (a *agent) meetKubelet(now time.Time) {
+	id := ""
+	info, err := os.Stat(a.kubeletSocket())
+	switch {
+	case err == nil:
+		id = fmt.Sprint(info.ModTime().UnixNano())
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+			id = fmt.Sprintf("%d-%s", stat.Ino, id)
+		}
+		a.well("kubelet")
+	case errors.Is(err, fs.ErrNotExist):
+		a.well("kubelet") // it is away, which is no trouble of ours
+	default:
+		a.trouble("kubelet", "%v", err)
+	}
+	if id != a.kubelet.id {
+		a.kubelet = kubeletState{id: id, since: now}
+		a.Log.Info("kubelet", "running", id != "")
+	}
+}
+
+// readHolders asks the kubelet who holds which device. See the ADR on holders
+// for the two sources, and for what is believed while one of them fails.
+func (a *agent) readHolders(ctx context.Context, now time.Time) {
+	if a.kubelet.id == "" {
+		return // it gives nothing to anybody now
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	list, listErr := podresources.List(ctx, a.podResourcesSocket())
+	if listErr != nil {
+		if a.kubelet.silent.IsZero() {
+			a.kubelet.silent = now
+		}
+		if now.Sub(a.kubelet.silent) < holdersPatience {
+			return // it starts this API a moment after that of device plugins
+		}
+		a.trouble("holders", "%v; the kubelet's checkpoint alone is believed", listErr)
+	} else {
+		a.kubelet.silent = time.Time{}
+		a.well("holders")
+	}
+	entries, err := podresources.Checkpoint(a.devicePlugins())
+	if err != nil {
+		a.trouble("checkpoint", "%v; devices of init containers are not seen", err)
+		if listErr != nil || now.Sub(a.kubelet.since) < syncPatience {
+			return // the list alone is not enough yet
+		}
+	} else {
+		a.well("checkpoint")
+	}
+	var holders []deviceplugin.Holder
+	add := func(resource string, ids []string) {
+		for _, text := range ids {
+			id, err := gpu.ParseDeviceID(text)
+			if err != nil {
+				continue // a device of another plugin
+			}
+			if parent, ours := a.parents[id.Base]; ours {
+				holders = append(holders, deviceplugin.Holder{Resource: resource, Device: id, GPU: parent})
+			}
+		}
+	}
+	for _, l := range list {
+		add(l.Resource, l.Devices)
+	}
+	for _, e := range entries {
+		// Without an apiserver nothing tells an entry of a pod that has ended, so
+		// entries count only where the list does not answer or not for all pods yet.
+		counts := listErr != nil || now.Sub(a.kubelet.since) < syncPatience
+		if a.api != nil {
+			counts = a.api.alive(e.PodUID)
+		}
+		if counts {
+			add(e.Resource, e.Devices)
+		}
+	}
+	a.ledger.SetHolders(now, holders)
+	a.kubelet.known = true
+	a.held = a.held[:0]
+	for _, h := range holders {
+		a.held = append(a.held, h.Device.Base)
+	}
+	slices.Sort(a.held)
+	a.held = slices.Compact(a.held)
+	if a.api == nil {
+		return
+	}
+	switch {
+	case a.api.pods.HasSynced():
+		a.well("pods")
+	case now.Sub(a.kubelet.since) > syncPatience:
+		a.trouble("pods", "the apiserver does not list the pods of this node; devices of pods that ended may be withheld")
+	}
+}
