@@ -26,34 +26,39 @@ import (
 	"github.com/ashlar-gpu/ashlar/internal/podresources"
 )
 
-// programs are built once for all tests.
+// programs are what the tests run.
 type programs struct {
 	binaries      localcluster.Binaries
 	agent, ashlar string
 }
 
-var build = sync.OnceValues(func() (*programs, error) {
-	dir, err := os.MkdirTemp("", "ashlar-e2e-bin")
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range []string{"ashlar", "ashlar-agent"} {
-		out, err := exec.Command("go", "build", "-o", dir+"/", "../../cmd/"+name).CombinedOutput()
-		if err != nil {
-			return nil, fmt.Errorf("build %s: %w\n%s", name, err, out)
+// find finds Ashlar's programs in the folder $ASHLAR_BIN, where `make e2e` has
+// built them, and builds them elsewhere where it is not set.
+var find = sync.OnceValues(func() (*programs, error) {
+	dir := os.Getenv("ASHLAR_BIN")
+	if dir == "" {
+		var err error
+		if dir, err = os.MkdirTemp("", "ashlar-e2e-bin"); err != nil {
+			return nil, err
+		}
+		cleanup = func() { _ = os.RemoveAll(dir) }
+		for _, name := range []string{"ashlar", "ashlar-agent"} {
+			out, err := exec.Command("go", "build", "-o", dir+"/", "../../cmd/"+name).CombinedOutput()
+			if err != nil {
+				return nil, fmt.Errorf("build %s: %w\n%s", name, err, out)
+			}
 		}
 	}
 	binaries, err := localcluster.EnsureBinaries(context.Background(), localcluster.BinaryOptions{Progress: os.Stderr})
 	return &programs{binaries: binaries, agent: filepath.Join(dir, "ashlar-agent"), ashlar: filepath.Join(dir, "ashlar")}, err
 })
 
+// cleanup removes what find built.
+var cleanup = func() {}
+
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if needs() == "" {
-		if p, err := build(); err == nil {
-			_ = os.RemoveAll(filepath.Dir(p.agent))
-		}
-	}
+	cleanup()
 	os.Exit(code)
 }
 
@@ -74,7 +79,7 @@ func tools(t *testing.T) *programs {
 	if missing := needs(); missing != "" {
 		t.Skip(missing)
 	}
-	p, err := build()
+	p, err := find()
 	if err != nil {
 		t.Fatal(err)
 	}
