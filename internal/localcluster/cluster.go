@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,8 +49,6 @@ type State struct {
 	Kubectl    string          `json:"kubectl"`
 	Nodes      []NodeState     `json:"nodes"`
 	Processes  []ProcessStatus `json:"processes"`
-	// MadeKubeletDir records that the host had no /var/lib/kubelet before.
-	MadeKubeletDir bool `json:"madeKubeletDir,omitempty"`
 }
 
 // Cluster is a running cluster.
@@ -90,6 +89,9 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := foreign(dir); err != nil {
+		return nil, errors.Join(err, release(dir, lock))
+	}
 	if leftovers(dir) {
 		fmt.Fprintf(o.Progress, "removing what an earlier cluster left in %s\n", dir)
 		if err := sweep(dir); err != nil {
@@ -118,9 +120,6 @@ func (c *Cluster) path(parts ...string) string {
 // bringUp starts the parts in order. Processes live as long as run.
 func (c *Cluster) bringUp(ctx, run context.Context) error {
 	if err := c.prepareNodes(); err != nil {
-		return err
-	}
-	if err := c.makeKubeletDir(); err != nil {
 		return err
 	}
 	if err := c.saveState(); err != nil {
@@ -160,19 +159,6 @@ func (c *Cluster) bringUp(ctx, run context.Context) error {
 	c.state.Ready = true
 	c.mu.Unlock()
 	return c.saveState()
-}
-
-// makeKubeletDir makes the folder that kubelets mount over.
-func (c *Cluster) makeKubeletDir() error {
-	err := os.Mkdir(kubeletDir, 0o755)
-	if err == nil {
-		c.state.MadeKubeletDir = true
-		return nil
-	}
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	return err
 }
 
 // Wait returns when the cluster has been closed.
@@ -251,6 +237,34 @@ const (
 	lockFile  = "lock"
 )
 
+// contents are all names that a cluster has in its state folder beside the lock,
+// in the order in which they are removed.
+var contents = []string{
+	"nodes", "etcd", "certs", "logs", "kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
+	stateFile + ".new", stateFile,
+}
+
+// foreign returns an error where the folder holds something that is not a
+// cluster's: then it was named by mistake.
+func foreign(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() != lockFile && !slices.Contains(contents, e.Name()) {
+			return fmt.Errorf("state folder %s holds %s, which is not of a cluster; choose an empty folder", dir, e.Name())
+		}
+	}
+	// The kubelets see their own /var/lib and /var/log.
+	for _, parent := range []string{filepath.Dir(kubeletDir), filepath.Dir(podLogDir)} {
+		if strings.HasPrefix(dir+"/", parent+"/") {
+			return fmt.Errorf("state folder %s is below %s, which the kubelets do not see; choose another", dir, parent)
+		}
+	}
+	return nil
+}
+
 // takeLock makes the state folder and takes the lock that a living cluster
 // holds.
 func takeLock(dir string) (*os.File, error) {
@@ -322,10 +336,12 @@ func ReadState(dir string) (*State, error) {
 	return readStateFile(dir)
 }
 
-// leftovers says whether the folder holds more than the lock.
+// leftovers says whether the folder holds parts of a cluster.
 func leftovers(dir string) bool {
-	entries, err := os.ReadDir(dir)
-	return err == nil && (len(entries) > 1 || len(entries) == 1 && entries[0].Name() != lockFile)
+	return slices.ContainsFunc(contents, func(name string) bool {
+		_, err := os.Lstat(filepath.Join(dir, name))
+		return err == nil
+	})
 }
 
 // Down ends the cluster of the folder and removes what it left, whoever is
@@ -380,18 +396,8 @@ func sweep(dir string) error {
 	if err := unmountBelow(dir); err != nil {
 		errs = append(errs, err)
 	}
-	state, err := readStateFile(dir)
-	if err == nil && state.MadeKubeletDir {
-		errs = append(errs, removeEmpty(kubeletDir))
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	for _, e := range entries {
-		if e.Name() != lockFile {
-			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
-		}
+	for _, name := range contents {
+		errs = append(errs, os.RemoveAll(filepath.Join(dir, name)))
 	}
 	return errors.Join(errs...)
 }

@@ -21,9 +21,8 @@
 //
 // # What must never happen
 //
-//   - A mount, file or process outside the state folder is touched, with one
-//     exception: the folder /var/lib/kubelet is made if the host lacks it, since
-//     something must be there to mount over, and removed again if empty.
+//   - A mount, file or process outside the state folder is touched, or a file in
+//     it that is not the cluster's.
 //   - A process is signalled that this package did not start.
 //
 // Everything listens on 127.0.0.1 or on unix sockets in the state folder, and

@@ -21,10 +21,11 @@ import (
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
 
-// Folders of the host that every kubelet gets its own copy of.
+// The kubelet's fixed folders, of which each has its own. Of their parents it
+// sees nothing else.
 const (
 	kubeletDir = "/var/lib/kubelet"
-	logDir     = "/var/log"
+	podLogDir  = "/var/log/pods"
 )
 
 // uninitialized is the taint of nodes whose addresses an external provider has
@@ -203,7 +204,7 @@ func (c *Cluster) writeKubeletFiles(n *node, dir func(...string) string, port in
 	}
 	sim, err := json.Marshal(map[string]any{
 		"cpus": n.desc.CPUs, "memoryBytes": memory.Value(), "numaNodes": n.desc.NUMANodes,
-		"binds": map[string]string{kubeletDir: n.KubeletDir, logDir: dir("log")},
+		"binds": map[string]string{kubeletDir: n.KubeletDir, podLogDir: dir("log")},
 	})
 	if err != nil {
 		return err

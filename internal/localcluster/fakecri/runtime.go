@@ -20,7 +20,7 @@ import (
 )
 
 // kubeletLogs is where the kubelet wants the logs of containers.
-const kubeletLogs = "/var/log/"
+const kubeletLogs = "/var/log/pods/"
 
 // exitSIGTERM is the exit code of a program that SIGTERM ended.
 const exitSIGTERM = 143
@@ -53,7 +53,7 @@ type Runtime struct {
 }
 
 // Start serves the runtime on the unix socket until Stop. What the kubelet sees
-// as /var/log is the folder logs here.
+// as /var/log/pods is the folder logs here.
 func Start(socket, logs string) (*Runtime, error) {
 	if err := os.Remove(socket); err != nil && !os.IsNotExist(err) {
 		return nil, err

@@ -94,7 +94,7 @@ func TestContainersAreRecorded(t *testing.T) {
 		got.Devices[0] != "/dev/nvidia0" || got.Mounts["/in"] != "/out" || strings.Join(got.Command, " ") != "train fast" {
 		t.Errorf("recorded %+v", got)
 	}
-	log, err := os.ReadFile(filepath.Join(logs, "pods", "a", "a", "0.log"))
+	log, err := os.ReadFile(filepath.Join(logs, "a", "a", "0.log"))
 	if err != nil {
 		t.Fatal(err)
 	}

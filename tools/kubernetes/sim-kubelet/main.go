@@ -8,7 +8,9 @@
 // MACHINE.json are bind-mounted over the kubelet's fixed ones
 // (/var/lib/kubelet holds the hard-coded device-plugin folder), which is why
 // the process must be started in a mount namespace of its own: the mounts live
-// and die with it, and several kubelets fit on one host.
+// and die with it, and several kubelets fit on one host. Each lies in an empty
+// tmpfs over its parent, so that nothing need be made on the host, nor can the
+// host take away what is mounted over.
 package main
 
 import (
@@ -137,6 +139,12 @@ func bind(binds map[string]string) error {
 		return errors.New("not in a mount namespace of its own: start it with unshare -m")
 	}
 	for target, source := range binds {
+		if err := syscall.Mount("tmpfs", filepath.Dir(target), "tmpfs", 0, "size=16m,mode=755"); err != nil {
+			return fmt.Errorf("tmpfs over %s: %w", filepath.Dir(target), err)
+		}
+		if err := os.Mkdir(target, 0o755); err != nil {
+			return err
+		}
 		if err := syscall.Mount(source, target, "", syscall.MS_BIND|syscall.MS_REC, ""); err != nil {
 			return fmt.Errorf("bind %s over %s: %w", source, target, err)
 		}
