@@ -226,8 +226,8 @@ func (c *Cluster) writeKubeletFiles(n *node, dir func(...string) string, port in
 			"anonymous": map[string]any{"enabled": false},
 			"webhook":   map[string]any{"enabled": false},
 		},
-		// Whoever has a certificate of the cluster's authority may ask; only the
-		// apiserver's client has one that the kubelet knows.
+		// Whoever has a certificate of the cluster's authority may ask. There is
+		// nothing to protect from them: the containers run nothing.
 		"authorization": map[string]any{"mode": "AlwaysAllow"},
 		"clusterDomain": "cluster.local", "clusterDNS": []string{"10.96.0.10"}, "resolvConf": "",
 		// The containers have no processes, so there is nothing for cgroups to hold.
