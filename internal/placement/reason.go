@@ -1,0 +1,209 @@
+package placement
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Code is a stable name for why a request has no place.
+type Code string
+
+// The codes, the most final first.
+const (
+	// NeverFits: no node of the cluster could run it if nothing else ran.
+	NeverFits Code = "NeverFits"
+	// NodeConstraint: nodes have the wrong product.
+	NodeConstraint Code = "NodeConstraint"
+	// SharingMismatch: GPUs are given out in another way than the request needs.
+	SharingMismatch Code = "SharingMismatch"
+	// DeviceUnhealthy: GPUs that would do are not healthy.
+	DeviceUnhealthy Code = "DeviceUnhealthy"
+	// TopologyUnsatisfied: enough GPUs are free, but not linked as required.
+	TopologyUnsatisfied Code = "TopologyUnsatisfied"
+	// Fragmented: enough is free in all, not on one node or one GPU.
+	Fragmented Code = "Fragmented"
+	// InsufficientGPU, InsufficientCPU, InsufficientMemory and InsufficientPods:
+	// too little is free.
+	InsufficientGPU    Code = "InsufficientGPU"
+	InsufficientCPU    Code = "InsufficientCPU"
+	InsufficientMemory Code = "InsufficientMemory"
+	InsufficientPods   Code = "InsufficientPods"
+)
+
+// Codes lists the codes in their order.
+func Codes() []Code {
+	return []Code{
+		NeverFits, NodeConstraint, SharingMismatch, DeviceUnhealthy, TopologyUnsatisfied, Fragmented,
+		InsufficientGPU, InsufficientCPU, InsufficientMemory, InsufficientPods,
+	}
+}
+
+// Reason says why a request has no place, with the numbers.
+type Reason struct {
+	Code Code
+	// Need and Free are in thousandths of a GPU for codes about GPUs, in
+	// thousandths of a core, MiB or pods for the others. Free is over the whole
+	// cluster for Fragmented and InsufficientGPU, and the best of the nodes else.
+	Need, Free int
+	// Nodes counts the nodes by what each lacks.
+	Nodes map[Code]int
+}
+
+func (r Reason) String() string {
+	var parts []string
+	for _, code := range Codes() {
+		if n := r.Nodes[code]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s on %d", code, n))
+		}
+	}
+	return fmt.Sprintf("%s: needs %d, %d free; nodes: %s", r.Code, r.Need, r.Free, strings.Join(parts, ", "))
+}
+
+// Fit says whether a node can run a request now: "" if so, else why not.
+func (c *Cluster) Fit(node int, id ClassID) Code {
+	n, cl := &c.nodes[node], &c.classes[id]
+	if n.fits(cl) {
+		return ""
+	}
+	if cl.Count > 0 && !cl.allowed(n) {
+		return NodeConstraint
+	}
+	empty := n.emptied()
+	if !empty.fits(cl) {
+		return NeverFits
+	}
+	if cl.Count > 0 {
+		if n.devices(cl) < cl.Count {
+			return n.lacksDevices(cl)
+		}
+		if why := n.host(cl); why != "" {
+			return why
+		}
+		return TopologyUnsatisfied
+	}
+	return n.host(cl)
+}
+
+// emptied is the node with nothing on it. GPUs that are not healthy count as
+// healthy: they may come back.
+func (n *node) emptied() node {
+	e := node{spec: n.spec, product: n.product, cpu: n.spec.MilliCPU, memory: n.spec.MemoryMiB, gpus: make([]gpuState, len(n.gpus))}
+	for g := range e.gpus {
+		e.gpus[g] = gpuState{free: Whole, memory: int32(n.spec.GPUMemoryMiB)} //nolint:gosec // checked by Validate
+	}
+	return e
+}
+
+// lacksDevices says why too few GPUs have a device for the class.
+func (n *node) lacksDevices(cl *class) Code {
+	free, mismatch, sick := 0, 0, 0
+	for g := range n.gpus {
+		s := &n.gpus[g]
+		switch {
+		case s.use == closed:
+			sick++
+		case s.use == whole || n.spec.has(s, cl):
+		case s.use != cl.use() && s.free > 0 && cl.Milli != Whole:
+			mismatch++
+		default:
+			free += int(s.free)
+		}
+	}
+	switch have := n.devices(cl); {
+	case have+sick >= cl.Count:
+		return DeviceUnhealthy
+	case have+mismatch >= cl.Count:
+		return SharingMismatch
+	case have*cl.milli(n.spec)+free >= cl.Count*cl.milli(n.spec):
+		return Fragmented
+	}
+	return InsufficientGPU
+}
+
+// use is how the class has its GPUs given out.
+func (cl *class) use() use {
+	switch {
+	case cl.Slot:
+		return slots
+	case cl.Profile != "":
+		return mig
+	case cl.Milli == Whole:
+		return whole
+	}
+	return shares
+}
+
+// milli is the thousandths of a GPU that a device of the class takes on a node;
+// 0 where the node has no such device.
+func (cl *class) milli(s *NodeSpec) int {
+	switch {
+	case cl.Slot:
+		if s.Slots < 2 {
+			return 0
+		}
+		return Whole / s.Slots
+	case cl.Profile != "":
+		i := s.profile(cl.Profile)
+		if i < 0 {
+			return 0
+		}
+		return s.MIG.Profiles[i].Slices * Whole / s.MIG.Slices
+	}
+	return cl.Milli
+}
+
+// Explain says why a request has no place in the cluster. It looks at every
+// node; call it where Place found none.
+func (c *Cluster) Explain(id ClassID) Reason {
+	cl := &c.classes[id]
+	r := Reason{Nodes: make(map[Code]int)}
+	free, cpu, memory := 0, 0, 0
+	for i := range c.nodes {
+		n := &c.nodes[i]
+		code := c.Fit(i, id)
+		r.Nodes[code]++
+		if code == NeverFits || code == NodeConstraint {
+			continue
+		}
+		for g := range n.gpus {
+			free += int(n.gpus[g].free)
+		}
+		cpu, memory = max(cpu, n.cpu), max(memory, n.memory)
+		r.Need = max(r.Need, cl.Count*cl.milli(n.spec))
+	}
+	switch possible := len(c.nodes) - r.Nodes[NeverFits] - r.Nodes[NodeConstraint]; {
+	case possible == 0 && r.Nodes[NodeConstraint] > 0 && r.Nodes[NeverFits] == 0:
+		r.Code = NodeConstraint
+	case possible == 0:
+		r.Code = NeverFits
+	default:
+		r.Code = r.chief()
+	}
+	// What single nodes call too little may be enough in all.
+	if r.Code == InsufficientGPU && free >= r.Need {
+		r.Code = Fragmented
+	}
+	switch r.Code {
+	case InsufficientCPU:
+		r.Need, r.Free = cl.MilliCPU, cpu
+	case InsufficientMemory:
+		r.Need, r.Free = cl.MemoryMiB, memory
+	case InsufficientPods:
+		r.Need, r.Free = 1, 0
+	default:
+		r.Free = free
+	}
+	return r
+}
+
+// chief is the code of most of the nodes that could ever run the request, the
+// first in the order of codes among equals.
+func (r *Reason) chief() Code {
+	var best Code
+	for _, code := range Codes()[2:] {
+		if r.Nodes[code] > r.Nodes[best] {
+			best = code
+		}
+	}
+	return best
+}

@@ -1,0 +1,290 @@
+package placement
+
+import (
+	"cmp"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// value is the ashlar policy. It takes the place with the least loss
+//
+//	milli + Φ(node after) - Φ(node before)
+//
+// where Φ(node) = V(node) + Σ price(t) · places(node, t) over the requests t of
+// the mix that it has learned:
+//
+//   - V is how many thousandths of GPU the node still takes in when requests are
+//     drawn from the mix and each that fits is put where it leaves least over. It
+//     is the mean over fixed sequences of draws. What V loses beyond what the
+//     request takes is waste to come: a hole that no common request fills, or GPU
+//     left without CPU.
+//   - places is how many requests t the node could still take if nothing else
+//     came. With S(t) for those of all nodes, p(t) for the share of t in the mix
+//     and m(t) for its thousandths, price(t) = m(t) · horizon · p(t) / (S(t) +
+//     floor): what is expected to come, against the room there is for it. It keeps
+//     empty nodes for the requests that need one and scarce models for those that
+//     have no choice, and only once they run short.
+//
+// Losses are rounded to a grain, and the first of equal nodes is taken, so that
+// nodes are filled one after the other where it makes no difference.
+//
+// V is the idea of expected-fill values; the prices are those of a fair division
+// of the places, the gradient of Σ p·m·log S. Nothing is known beforehand: the
+// mix is what Learn was told.
+type value struct {
+	valueParams
+	c *Cluster
+
+	// arrivals by class.mix, and their sum.
+	seen  []float64
+	first []*class // the class that stands for a mix
+	total float64
+	next  float64 // total at which the mix is learned again
+	since int     // arrivals since the prices were set
+
+	mix     []mixed
+	entries [][]offer // by group, in the order of mix
+	draws   [][]uint16
+	price   []float64
+
+	shapes []shape
+	ids    map[shapeKey]int32
+	moves  map[uint64]span // by shape and class
+	arena  []move
+	at     []located // by node
+	mixes  uint32    // counts the times that the mix was learned
+	prices uint32    // counts the times that the prices were set
+}
+
+// mixed is a request of the learned mix with its share.
+type mixed struct {
+	*class
+	p float64
+}
+
+// offer is a request of the mix as a group of nodes sees it.
+type offer struct {
+	cpu, milli, memory int
+	count              int
+	barred             bool // it cannot run on the group's GPUs
+}
+
+// shapeKey is what V and places depend on. GPUs are in descending order, so that
+// nodes that differ in the order of their GPUs alone have one shape.
+type shapeKey struct {
+	group, cpu int32
+	gpus       [MaxGPUs]gpuState
+}
+
+type shape struct {
+	key    shapeKey
+	fill   float64
+	places []room
+	mixes  uint32 // the mix that fill and places are for
+	worth  float64
+	prices uint32 // the prices that worth is for
+}
+
+// room is how many requests of the mix fit.
+type room struct {
+	mix uint16
+	n   uint16
+}
+
+type span struct{ from, to int32 }
+
+// move is a plan on a shape: the state of the GPU that it takes from and the
+// shape after.
+type move struct {
+	gpu   int8 // position in the shape, -1 for a plan with several devices or none
+	start uint8
+	to    int32
+}
+
+type located struct {
+	version uint64
+	shape   int32
+}
+
+const (
+	// maxShapes bounds the memory for shapes; beyond, all are forgotten.
+	maxShapes = 1 << 17
+	// maxMix is how many requests of the mix are drawn from, the commonest.
+	maxMix = 256
+	// maxSeen is the number of arrivals after which all counts are halved, so
+	// that the mix follows a workload that changes.
+	maxSeen = 1 << 16
+	// pricesEvery is the least number of arrivals between two settings of the
+	// prices.
+	pricesEvery = 200
+)
+
+func newValue(c *Cluster, params valueParams) *value {
+	return &value{valueParams: params, c: c, ids: make(map[shapeKey]int32), moves: make(map[uint64]span), at: make([]located, len(c.nodes)), next: 1}
+}
+
+func (v *value) learn(cl *class) bool {
+	for len(v.seen) <= int(cl.mix) {
+		v.seen = append(v.seen, 0)
+		v.first = append(v.first, nil)
+	}
+	if v.first[cl.mix] == nil {
+		own := *cl
+		v.first[cl.mix] = &own
+	}
+	v.seen[cl.mix]++
+	v.total++
+	v.since++
+	full := len(v.shapes) > maxShapes
+	if full {
+		v.forget()
+	}
+	switch {
+	case v.total >= v.next:
+		v.next = math.Ceil(v.total * v.growth)
+		if v.total >= maxSeen {
+			v.halve()
+		}
+		v.setMix()
+	case v.since < max(pricesEvery, len(v.c.nodes)/4):
+		return full
+	}
+	v.since = 0
+	v.setPrices()
+	return true
+}
+
+func (v *value) halve() {
+	v.total = 0
+	for i := range v.seen {
+		v.seen[i] /= 2
+		v.total += v.seen[i]
+	}
+	v.next = math.Ceil(v.total * v.growth)
+}
+
+// setMix takes what was seen as the mix, and draws the sequences anew.
+func (v *value) setMix() {
+	v.mix = v.mix[:0]
+	for i, n := range v.seen {
+		if n > 0 {
+			v.mix = append(v.mix, mixed{v.first[i], n / v.total})
+		}
+	}
+	slices.SortStableFunc(v.mix, func(a, b mixed) int { return cmp.Compare(b.p, a.p) })
+	v.mix = v.mix[:min(len(v.mix), maxMix)]
+
+	v.entries = make([][]offer, len(v.c.groups))
+	for g := range v.c.groups {
+		spec := &v.c.groups[g]
+		n := node{spec: spec, product: slices.Index(v.c.products, spec.Product)}
+		for _, t := range v.mix {
+			v.entries[g] = append(v.entries[g], offer{
+				cpu: t.MilliCPU, count: t.Count, milli: t.milli(spec), memory: spec.shareMemory(t.class),
+				barred: t.Count > 0 && (!t.allowed(&n) || t.milli(spec) == 0),
+			})
+		}
+	}
+
+	reach := make([]float64, len(v.mix))
+	sum := 0.0
+	for i, t := range v.mix {
+		sum += t.p
+		reach[i] = sum
+	}
+	rng := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // the same sequences each time
+	v.drawn(rng, reach, sum)
+	v.mixes++
+}
+
+func (v *value) drawn(rng *rand.Rand, reach []float64, sum float64) {
+	v.draws = make([][]uint16, v.sequences)
+	for k := range v.draws {
+		v.draws[k] = make([]uint16, v.valueParams.draws)
+		for d := range v.draws[k] {
+			i, _ := slices.BinarySearch(reach, rng.Float64()*sum)
+			v.draws[k][d] = uint16(min(i, len(reach)-1)) //nolint:gosec // less than maxMix
+		}
+	}
+}
+
+// forget drops all shapes.
+func (v *value) forget() {
+	v.shapes, v.arena = v.shapes[:0], v.arena[:0]
+	clear(v.ids)
+	clear(v.moves)
+	clear(v.at)
+}
+
+func (v *value) setPrices() {
+	places := make([]float64, len(v.mix))
+	for i := range v.c.nodes {
+		for _, r := range v.known(v.locate(i)).places {
+			places[r.mix] += float64(r.n)
+		}
+	}
+	v.price = make([]float64, len(v.mix))
+	for i, t := range v.mix {
+		milli := t.Count * t.Milli
+		for g := 0; milli == 0 && t.Count > 0 && g < len(v.entries); g++ {
+			milli = t.Count * v.entries[g][i].milli // slots and MIG devices: as on the first node that has them
+		}
+		v.price[i] = float64(milli) * v.horizon * t.p / (places[i] + v.floor)
+	}
+	v.prices++
+}
+
+// locate returns the shape of a node.
+func (v *value) locate(i int) int32 {
+	at := &v.at[i]
+	if version := v.c.version[i]; at.version != version {
+		at.version, at.shape = version, v.shapeOf(&v.c.nodes[i])
+	}
+	return at.shape
+}
+
+func (v *value) shapeOf(n *node) int32 {
+	key := shapeKey{group: int32(n.group), cpu: int32(n.cpu / v.cpuGrain)} //nolint:gosec // small
+	for g := range key.gpus {
+		key.gpus[g] = gpuState{use: closed}
+		if g < len(n.gpus) && n.gpus[g].use != whole {
+			key.gpus[g] = n.gpus[g]
+		}
+	}
+	slices.SortFunc(key.gpus[:], func(a, b gpuState) int {
+		return cmp.Or(int(b.free)-int(a.free), int(a.use)-int(b.use), int(b.memory)-int(a.memory),
+			int(a.taken)-int(b.taken), cmp.Compare(a.cut, b.cut))
+	})
+	if id, ok := v.ids[key]; ok {
+		return id
+	}
+	id := int32(len(v.shapes)) //nolint:gosec // bounded
+	v.ids[key] = id
+	v.shapes = append(v.shapes, shape{key: key})
+	return id
+}
+
+// known returns a shape with fill and places for the present mix.
+func (v *value) known(id int32) *shape {
+	s := &v.shapes[id]
+	if s.mixes != v.mixes {
+		s.mixes = v.mixes
+		s.fill, s.places = v.fill(&s.key), v.places(&s.key, s.places[:0])
+		s.prices = 0
+	}
+	return s
+}
+
+// worth is Φ of a shape.
+func (v *value) worth(id int32) float64 {
+	s := v.known(id)
+	if s.prices != v.prices {
+		s.prices = v.prices
+		s.worth = s.fill
+		for _, r := range s.places {
+			s.worth += v.price[r.mix] * float64(r.n)
+		}
+	}
+	return s.worth
+}
