@@ -40,6 +40,7 @@ type node struct {
 	spec    *NodeSpec
 	product int // position in Cluster.products
 	group   int // nodes of one group have the same kind of GPUs
+	kind    int // nodes of one kind differ in name and machine alone
 	cpu     int
 	memory  int
 	pods    int
@@ -57,6 +58,7 @@ type class struct {
 	Request
 	products uint64 // bits of Cluster.products
 	any      bool   // any product will do
+	ever     []int8 // by node.kind: whether an empty node fits, 1 or -1; 0 where not known
 	mix      int32  // classes that differ in host memory alone have the same
 }
 
@@ -73,6 +75,7 @@ type Cluster struct {
 	ids      map[classKey]ClassID
 	mixes    map[classKey]int32
 	versions uint64
+	kinds    int
 	forks    int
 	journal  []change
 }
@@ -105,7 +108,7 @@ func NewCluster(specs []NodeSpec) (*Cluster, error) {
 		total += specs[i].GPUs
 	}
 	flat := make([]gpuState, total)
-	groups := make(map[string]int)
+	groups, kinds := make(map[string]int), make(map[string]int)
 	for i := range specs {
 		spec := &specs[i]
 		if err := spec.Validate(); err != nil {
@@ -129,8 +132,15 @@ func NewCluster(specs []NodeSpec) (*Cluster, error) {
 			groups[key] = group
 			c.groups = append(c.groups, NodeSpec{GPUs: MaxGPUs, Product: spec.Product, GPUMemoryMiB: spec.GPUMemoryMiB, Slots: spec.Slots, MIG: spec.MIG})
 		}
+		key = fmt.Sprint(group, spec.GPUs, spec.MilliCPU, spec.MemoryMiB, spec.Pods)
+		kind, ok := kinds[key]
+		if !ok {
+			kind = c.kinds
+			kinds[key] = kind
+			c.kinds++
+		}
 		n := &c.nodes[i]
-		*n = node{spec: spec, product: product, group: group, cpu: spec.MilliCPU, memory: spec.MemoryMiB, gpus: flat[:spec.GPUs:spec.GPUs]}
+		*n = node{kind: kind, spec: spec, product: product, group: group, cpu: spec.MilliCPU, memory: spec.MemoryMiB, gpus: flat[:spec.GPUs:spec.GPUs]}
 		flat = flat[spec.GPUs:]
 		for g := range n.gpus {
 			n.gpus[g] = gpuState{free: Whole, memory: int32(spec.GPUMemoryMiB)} //nolint:gosec // checked by Validate
@@ -249,7 +259,7 @@ func (c *Cluster) Apply(p *Plan) error {
 	}
 	undo, cpu, memory, pods, sizes := [MaxGPUs]gpuState{}, n.cpu, n.memory, n.pods, n.sizes
 	copy(undo[:], n.gpus)
-	if why := n.host(cl); why != "" || !n.take(cl, p) {
+	if why := n.host(cl); why != Fits || !n.take(cl, p) {
 		copy(n.gpus, undo[:])
 		n.cpu, n.memory, n.pods, n.sizes = cpu, memory, pods, sizes
 		return fmt.Errorf("%w: node %q cannot give what the plan says: plan again", ErrUnavailable, n.spec.Name)

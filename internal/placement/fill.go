@@ -8,7 +8,7 @@ import (
 // fill is V of a shape: the mean thousandths of GPU that it takes in over the
 // sequences of draws.
 func (v *value) fill(key *shapeKey) float64 {
-	offers := v.entries[key.group]
+	group := &v.groups[key.group]
 	var free [MaxGPUs]int16
 	left, n, plain := 0, 0, true
 	for g := range key.gpus {
@@ -27,9 +27,9 @@ func (v *value) fill(key *shapeKey) float64 {
 	total := 0
 	for _, draws := range v.draws {
 		if plain {
-			total += fillPlain(offers, draws, int(key.cpu)*v.cpuGrain, free, n, left)
+			total += group.fillPlain(draws, int(key.cpu)*v.cpuGrain, free, n, left)
 		} else {
-			total += v.fillAny(offers, draws, key, left)
+			total += v.fillAny(group, draws, key, left)
 		}
 	}
 	return float64(total) / float64(len(v.draws))
@@ -37,11 +37,11 @@ func (v *value) fill(key *shapeKey) float64 {
 
 // fillPlain fills GPUs that are idle or shared and whose memory is not known.
 // free is in descending order; full is the most that can be taken in.
-func fillPlain(offers []offer, draws []uint16, cpu int, free [MaxGPUs]int16, n, full int) int {
+func (t *group) fillPlain(draws []uint16, cpu int, free [MaxGPUs]int16, n, full int) int {
 	taken := 0
 	for _, d := range draws {
-		o := &offers[d]
-		if o.cpu > cpu || o.barred {
+		o := &t.offers[d]
+		if o.cpu > cpu {
 			continue
 		}
 		switch {
@@ -91,7 +91,7 @@ func fillPlain(offers []offer, draws []uint16, cpu int, free [MaxGPUs]int16, n, 
 			}
 		}
 		cpu -= o.cpu
-		if taken += o.count * o.milli; taken == full {
+		if taken += o.count * o.milli; taken == full || cpu < t.least {
 			break
 		}
 	}
@@ -99,12 +99,12 @@ func fillPlain(offers []offer, draws []uint16, cpu int, free [MaxGPUs]int16, n, 
 }
 
 // fillAny fills GPUs of any kind, through the same doors as real plans.
-func (v *value) fillAny(offers []offer, draws []uint16, key *shapeKey, full int) int {
+func (v *value) fillAny(t *group, draws []uint16, key *shapeKey, full int) int {
 	n := v.nodeOf(key)
 	taken := 0
 	for _, d := range draws {
-		o, cl := &offers[d], v.mix[d].class
-		if o.cpu > n.cpu || o.barred || o.count > 0 && n.devices(cl) < o.count {
+		o, cl := &t.offers[d], v.mix[d].class
+		if o.cpu > n.cpu || o.count > 0 && n.devices(cl) < o.count {
 			continue
 		}
 		n.cpu -= o.cpu
@@ -155,12 +155,12 @@ func (n *node) giveTightest(cl *class) {
 // places counts for each request of the mix how many of it the shape can take.
 // Requests without GPU and those that cannot be taken are left out.
 func (v *value) places(key *shapeKey, list []room) []room {
-	offers := v.entries[key.group]
+	offers := v.groups[key.group].offers
 	spec := &v.c.groups[key.group]
 	cpu := int(key.cpu) * v.cpuGrain
 	for t := range offers {
 		o := &offers[t]
-		if o.count == 0 || o.barred || o.cpu > cpu {
+		if o.count == 0 || o.cpu > cpu {
 			continue
 		}
 		n := 0

@@ -1,7 +1,7 @@
 package placement
 
-// host says what of the host's resources the node lacks for a class, "" for
-// nothing.
+// host says what of the host's resources the node lacks for a class, Fits for
+// none.
 func (n *node) host(cl *class) Code {
 	switch {
 	case n.cpu < cl.MilliCPU:
@@ -11,7 +11,7 @@ func (n *node) host(cl *class) Code {
 	case n.spec.Pods > 0 && n.pods >= n.spec.Pods:
 		return InsufficientPods
 	}
-	return ""
+	return Fits
 }
 
 // has says whether the GPU has a device for the class.
@@ -46,7 +46,7 @@ func (s *NodeSpec) room(g gpuState, cl *class) int {
 
 // fits says whether the node can run the class now.
 func (n *node) fits(cl *class) bool {
-	if n.host(cl) != "" {
+	if n.host(cl) != Fits {
 		return false
 	}
 	if cl.Count == 0 {

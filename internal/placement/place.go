@@ -40,6 +40,9 @@ type entry struct {
 	version    uint64
 	score      float64
 	gpu, start uint8
+	// why is Fit of the node where explained is true.
+	why       Code
+	explained bool
 }
 
 // maxEntries bounds the memory of a Placer: 24 bytes each.
@@ -76,7 +79,7 @@ func (p *Placer) Learn(id ClassID) {
 }
 
 // Place chooses a node and devices for a request. It returns false where no node
-// can run it; Cluster.Explain says why. Nothing is given out: Apply the plan.
+// can run it; Explain says why. Nothing is given out: Apply the plan.
 func (p *Placer) Place(id ClassID) (Plan, bool) {
 	entries := p.refresh(id)
 	var best int
@@ -132,7 +135,7 @@ func (p *Placer) refresh(id ClassID) []entry {
 // evaluate finds the best plan for a class on a node.
 func (p *Placer) evaluate(i int, id ClassID, e *entry) {
 	n, cl := &p.c.nodes[i], &p.c.classes[id]
-	e.score = math.Inf(-1)
+	e.score, e.explained = math.Inf(-1), false
 	if !n.fits(cl) {
 		return
 	}

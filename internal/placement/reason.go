@@ -5,37 +5,44 @@ import (
 	"strings"
 )
 
-// Code is a stable name for why a request has no place.
-type Code string
+// Code says why a request has no place. Its text is stable.
+type Code uint8
 
 // The codes, the most final first.
 const (
+	// Fits: there is a place.
+	Fits Code = iota
 	// NeverFits: no node of the cluster could run it if nothing else ran.
-	NeverFits Code = "NeverFits"
+	NeverFits
 	// NodeConstraint: nodes have the wrong product.
-	NodeConstraint Code = "NodeConstraint"
+	NodeConstraint
 	// SharingMismatch: GPUs are given out in another way than the request needs.
-	SharingMismatch Code = "SharingMismatch"
+	SharingMismatch
 	// DeviceUnhealthy: GPUs that would do are not healthy.
-	DeviceUnhealthy Code = "DeviceUnhealthy"
+	DeviceUnhealthy
 	// TopologyUnsatisfied: enough GPUs are free, but not linked as required.
-	TopologyUnsatisfied Code = "TopologyUnsatisfied"
+	TopologyUnsatisfied
 	// Fragmented: enough is free in all, not on one node or one GPU.
-	Fragmented Code = "Fragmented"
+	Fragmented
 	// InsufficientGPU, InsufficientCPU, InsufficientMemory and InsufficientPods:
 	// too little is free.
-	InsufficientGPU    Code = "InsufficientGPU"
-	InsufficientCPU    Code = "InsufficientCPU"
-	InsufficientMemory Code = "InsufficientMemory"
-	InsufficientPods   Code = "InsufficientPods"
+	InsufficientGPU
+	InsufficientCPU
+	InsufficientMemory
+	InsufficientPods
+	codes
 )
 
-// Codes lists the codes in their order.
-func Codes() []Code {
-	return []Code{
-		NeverFits, NodeConstraint, SharingMismatch, DeviceUnhealthy, TopologyUnsatisfied, Fragmented,
-		InsufficientGPU, InsufficientCPU, InsufficientMemory, InsufficientPods,
+var codeNames = [codes]string{
+	"Fits", "NeverFits", "NodeConstraint", "SharingMismatch", "DeviceUnhealthy", "TopologyUnsatisfied", "Fragmented",
+	"InsufficientGPU", "InsufficientCPU", "InsufficientMemory", "InsufficientPods",
+}
+
+func (c Code) String() string {
+	if c < codes {
+		return codeNames[c]
 	}
+	return fmt.Sprintf("Code(%d)", uint8(c))
 }
 
 // Reason says why a request has no place, with the numbers.
@@ -45,43 +52,61 @@ type Reason struct {
 	// thousandths of a core, MiB or pods for the others. Free is over the whole
 	// cluster for Fragmented and InsufficientGPU, and the best of the nodes else.
 	Need, Free int
-	// Nodes counts the nodes by what each lacks.
-	Nodes map[Code]int
+	// Nodes counts the nodes by what each lacks, at the position of the code.
+	Nodes [codes]int
 }
 
 func (r Reason) String() string {
 	var parts []string
-	for _, code := range Codes() {
-		if n := r.Nodes[code]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%s on %d", code, n))
+	for code, n := range r.Nodes {
+		if n > 0 {
+			parts = append(parts, fmt.Sprintf("%s on %d", Code(code), n))
 		}
 	}
 	return fmt.Sprintf("%s: needs %d, %d free; nodes: %s", r.Code, r.Need, r.Free, strings.Join(parts, ", "))
 }
 
-// Fit says whether a node can run a request now: "" if so, else why not.
+// Fit says whether a node can run a request now: Fits if so, else why not.
 func (c *Cluster) Fit(node int, id ClassID) Code {
 	n, cl := &c.nodes[node], &c.classes[id]
 	if n.fits(cl) {
-		return ""
+		return Fits
 	}
 	if cl.Count > 0 && !cl.allowed(n) {
 		return NodeConstraint
 	}
-	empty := n.emptied()
-	if !empty.fits(cl) {
+	if !c.everFits(n, cl) {
 		return NeverFits
 	}
 	if cl.Count > 0 {
 		if n.devices(cl) < cl.Count {
 			return n.lacksDevices(cl)
 		}
-		if why := n.host(cl); why != "" {
+		if why := n.host(cl); why != Fits {
 			return why
 		}
 		return TopologyUnsatisfied
 	}
 	return n.host(cl)
+}
+
+// everFits says whether a node could run a class with nothing on it. Nodes
+// without a machine are known by their kind.
+func (c *Cluster) everFits(n *node, cl *class) bool {
+	if n.spec.Machine != nil {
+		empty := n.emptied()
+		return empty.fits(cl)
+	}
+	if cl.ever == nil {
+		cl.ever = make([]int8, c.kinds)
+	}
+	if cl.ever[n.kind] == 0 {
+		cl.ever[n.kind] = -1
+		if empty := n.emptied(); empty.fits(cl) {
+			cl.ever[n.kind] = 1
+		}
+	}
+	return cl.ever[n.kind] > 0
 }
 
 // emptied is the node with nothing on it. GPUs that are not healthy count as
@@ -152,22 +177,31 @@ func (cl *class) milli(s *NodeSpec) int {
 	return cl.Milli
 }
 
-// Explain says why a request has no place in the cluster. It looks at every
-// node; call it where Place found none.
-func (c *Cluster) Explain(id ClassID) Reason {
+// Explain says why a request has no place in the cluster. Call it where Place
+// found none.
+func (p *Placer) Explain(id ClassID) Reason {
+	entries := p.refresh(id)
+	return p.c.explain(id, func(i int) Code {
+		e := &entries[i]
+		if !e.explained {
+			e.explained, e.why = true, p.c.Fit(i, id)
+		}
+		return e.why
+	})
+}
+
+func (c *Cluster) explain(id ClassID, fit func(node int) Code) Reason {
 	cl := &c.classes[id]
-	r := Reason{Nodes: make(map[Code]int)}
+	var r Reason
 	free, cpu, memory := 0, 0, 0
 	for i := range c.nodes {
 		n := &c.nodes[i]
-		code := c.Fit(i, id)
+		code := fit(i)
 		r.Nodes[code]++
 		if code == NeverFits || code == NodeConstraint {
 			continue
 		}
-		for g := range n.gpus {
-			free += int(n.gpus[g].free)
-		}
+		free += n.freeMilli()
 		cpu, memory = max(cpu, n.cpu), max(memory, n.memory)
 		r.Need = max(r.Need, cl.Count*cl.milli(n.spec))
 	}
@@ -199,8 +233,8 @@ func (c *Cluster) Explain(id ClassID) Reason {
 // chief is the code of most of the nodes that could ever run the request, the
 // first in the order of codes among equals.
 func (r *Reason) chief() Code {
-	var best Code
-	for _, code := range Codes()[2:] {
+	best := SharingMismatch
+	for code := SharingMismatch; code < codes; code++ {
 		if r.Nodes[code] > r.Nodes[best] {
 			best = code
 		}

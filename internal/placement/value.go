@@ -43,10 +43,10 @@ type value struct {
 	next  float64 // total at which the mix is learned again
 	since int     // arrivals since the prices were set
 
-	mix     []mixed
-	entries [][]offer // by group, in the order of mix
-	draws   [][]uint16
-	price   []float64
+	mix    []mixed
+	groups []group
+	draws  [][]uint16
+	price  []float64
 
 	shapes []shape
 	ids    map[shapeKey]int32
@@ -65,9 +65,19 @@ type mixed struct {
 
 // offer is a request of the mix as a group of nodes sees it.
 type offer struct {
-	cpu, milli, memory int
-	count              int
-	barred             bool // it cannot run on the group's GPUs
+	cpu    int // more than any node has where barred
+	milli  int
+	memory int
+	count  int
+	barred bool // it cannot run on the group's GPUs
+}
+
+// group is what the mix is to a group of nodes.
+type group struct {
+	offers []offer // in the order of the mix
+	// least is the least CPU of those that take GPU: with less, nothing is left
+	// to fill.
+	least int
 }
 
 // shapeKey is what V and places depend on. GPUs are in descending order, so that
@@ -175,15 +185,21 @@ func (v *value) setMix() {
 	slices.SortStableFunc(v.mix, func(a, b mixed) int { return cmp.Compare(b.p, a.p) })
 	v.mix = v.mix[:min(len(v.mix), maxMix)]
 
-	v.entries = make([][]offer, len(v.c.groups))
+	v.groups = make([]group, len(v.c.groups))
 	for g := range v.c.groups {
 		spec := &v.c.groups[g]
+		to := &v.groups[g]
+		to.least = math.MaxInt
 		n := node{spec: spec, product: slices.Index(v.c.products, spec.Product)}
 		for _, t := range v.mix {
-			v.entries[g] = append(v.entries[g], offer{
-				cpu: t.MilliCPU, count: t.Count, milli: t.milli(spec), memory: spec.shareMemory(t.class),
-				barred: t.Count > 0 && (!t.allowed(&n) || t.milli(spec) == 0),
-			})
+			o := offer{cpu: t.MilliCPU, count: t.Count, milli: t.milli(spec), memory: spec.shareMemory(t.class)}
+			switch o.barred = t.Count > 0 && (!t.allowed(&n) || o.milli == 0); {
+			case o.barred:
+				o.cpu = math.MaxInt
+			case o.count > 0:
+				to.least = min(to.least, o.cpu)
+			}
+			to.offers = append(to.offers, o)
 		}
 	}
 
@@ -227,8 +243,8 @@ func (v *value) setPrices() {
 	v.price = make([]float64, len(v.mix))
 	for i, t := range v.mix {
 		milli := t.Count * t.Milli
-		for g := 0; milli == 0 && t.Count > 0 && g < len(v.entries); g++ {
-			milli = t.Count * v.entries[g][i].milli // slots and MIG devices: as on the first node that has them
+		for g := 0; milli == 0 && t.Count > 0 && g < len(v.groups); g++ {
+			milli = t.Count * v.groups[g].offers[i].milli // slots and MIG devices: as on the first node that has them
 		}
 		v.price[i] = float64(milli) * v.horizon * t.p / (places[i] + v.floor)
 	}

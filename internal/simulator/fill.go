@@ -98,7 +98,7 @@ func (f *Fill) Run(progress func(done int)) (*FillReport, error) {
 		} else {
 			report.Failed++
 			report.FailedByMilli[milli]++
-			report.Reasons[string(cluster.Explain(id).Code)]++
+			report.Reasons[placer.Explain(id).Code.String()]++
 		}
 		report.Allocated = 100 * (1 - float64(meter.Free())/capacity)
 		report.Fragmented = meter.Fragmented()

@@ -105,7 +105,8 @@ type OpenbPod struct {
 	HasTimes, Deleted bool
 }
 
-// Request returns what the pod asks of a node, valid always.
+// Request returns what the pod asks of a node, valid always. A model that Spec
+// names twice stays there twice: published experiments count such pods apart.
 func (p OpenbPod) Request() placement.Request {
 	r := placement.Request{MilliCPU: p.MilliCPU, MemoryMiB: p.MemoryMiB, Count: p.GPUs, Milli: p.Milli}
 	for model := range strings.SplitSeq(p.Spec, "|") {
@@ -114,7 +115,6 @@ func (p OpenbPod) Request() placement.Request {
 		}
 	}
 	slices.Sort(r.Products)
-	r.Products = slices.Compact(r.Products)
 	return r
 }
 

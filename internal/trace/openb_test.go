@@ -91,7 +91,7 @@ func TestReadOpenbPods(t *testing.T) {
 		t.Errorf("pods (-want +got):\n%s", diff)
 	}
 	gpu := func(count, milli int) placement.Request { return placement.Request{Count: count, Milli: milli} }
-	share := placement.Request{MilliCPU: 1, MemoryMiB: 2, Count: 1, Milli: 460, Products: []string{"P100", "V100M32"}}
+	share := placement.Request{MilliCPU: 1, MemoryMiB: 2, Count: 1, Milli: 460, Products: []string{"P100", "V100M32", "V100M32"}}
 	none := placement.Request{MilliCPU: 1000, MemoryMiB: 2000}
 	wantJobs := []trace.Job{
 		{ID: 0, Duration: 7 * time.Second, Request: none},
