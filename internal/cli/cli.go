@@ -75,7 +75,7 @@ func newRoot() *cobra.Command {
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newUp(), newDown(), newStatus(), newDemo(), newMachines(), newFault(), newTools())
+	root.AddCommand(newUp(), newDown(), newStatus(), newDemo(), newMachines(), newFault(), newTools(), newReplay(), newScenario())
 	for _, c := range root.Commands() {
 		c.Args = asUsage(c.Args)
 	}

@@ -45,6 +45,7 @@ type node struct {
 	memory  int
 	pods    int
 	gpus    []gpuState
+	down    bool
 	// sizes counts the pods by their number of whole GPUs, those with shares at
 	// 0; pods without GPU are not counted.
 	sizes [MaxGPUs + 1]int32
@@ -191,6 +192,13 @@ func (c *Cluster) Spec(node int) *NodeSpec { return c.nodes[node].spec }
 func (c *Cluster) Node(name string) (int, bool) {
 	i, ok := c.names[name]
 	return i, ok
+}
+
+// SetDown says whether a node is down: nothing is placed there until it is up
+// again. What runs there stays until it is removed. Forks do not undo it.
+func (c *Cluster) SetDown(node int, down bool) {
+	c.nodes[node].down = down
+	c.touch(node)
 }
 
 // Class returns the id of a request. It fails where the request does not

@@ -4,6 +4,8 @@ package placement
 // none.
 func (n *node) host(cl *class) Code {
 	switch {
+	case n.down:
+		return NodeUnavailable
 	case n.cpu < cl.MilliCPU:
 		return InsufficientCPU
 	case n.memory < cl.MemoryMiB:
@@ -78,7 +80,7 @@ func (n *node) linked(cl *class) bool {
 		return true
 	}
 	if n.spec.Machine == nil {
-		return false // nothing is known of the links
+		return cl.Links <= n.spec.Links
 	}
 	var p Plan
 	return n.wholeSet(cl, &p)

@@ -56,6 +56,7 @@ const (
 	firstFit kind = iota
 	bestFit
 	dotProduct
+	leastAllocated
 	gpuPacking
 	gpuClustering
 	random
@@ -71,6 +72,7 @@ var policies = []Policy{
 	{Name: "gpu-packing", Version: 1, kind: gpuPacking, Summary: "GPUs in use first, then nodes in use"},
 	{Name: "gpu-clustering", Version: 1, kind: gpuClustering, Summary: "nodes with requests of the same size first"},
 	{Name: "dot-product", Version: 1, kind: dotProduct, Summary: "least alignment of request and free resources"},
+	{Name: "least-allocated", Version: 1, kind: leastAllocated, Summary: "most CPU and memory left on the node, as kube-scheduler scores by default"},
 	{Name: "first-fit", Version: 1, kind: firstFit, Summary: "the first node in order"},
 	{Name: "random", Version: 1, kind: random, Summary: "any node, by the seed"},
 }

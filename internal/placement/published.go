@@ -43,6 +43,8 @@ func (j published) score(n *node, cl *class, p *Plan) float64 {
 	case dotProduct:
 		cpu := float64(n.cpu) / scaleCPU * (float64(cl.MilliCPU) / scaleCPU)
 		s = 100 * (1 - (cpu+float64(free)/scaleGPU*(float64(milli)/scaleGPU))/2)
+	case leastAllocated:
+		s = 50*left(n.cpu-cl.MilliCPU, n.spec.MilliCPU) + 50*left(n.memory-cl.MemoryMiB, n.spec.MemoryMiB)
 	case gpuPacking:
 		s = packing(n, cl, p)
 	case gpuClustering:
@@ -51,6 +53,14 @@ func (j published) score(n *node, cl *class, p *Plan) float64 {
 		return 0 // first-fit and random: any node is as good as another
 	}
 	return math.Trunc(s)
+}
+
+// left is the part of a resource that is left, 0 where the node has none.
+func left(free, total int) float64 {
+	if total == 0 {
+		return 0
+	}
+	return float64(free) / float64(total)
 }
 
 // packing prefers GPUs in use, then nodes in use, then the smaller node.

@@ -16,6 +16,8 @@ const (
 	NeverFits
 	// NodeConstraint: nodes have the wrong product.
 	NodeConstraint
+	// NodeUnavailable: nodes are down.
+	NodeUnavailable
 	// SharingMismatch: GPUs are given out in another way than the request needs.
 	SharingMismatch
 	// DeviceUnhealthy: GPUs that would do are not healthy.
@@ -34,7 +36,7 @@ const (
 )
 
 var codeNames = [codes]string{
-	"Fits", "NeverFits", "NodeConstraint", "SharingMismatch", "DeviceUnhealthy", "TopologyUnsatisfied", "Fragmented",
+	"Fits", "NeverFits", "NodeConstraint", "NodeUnavailable", "SharingMismatch", "DeviceUnhealthy", "TopologyUnsatisfied", "Fragmented",
 	"InsufficientGPU", "InsufficientCPU", "InsufficientMemory", "InsufficientPods",
 }
 
@@ -77,6 +79,9 @@ func (c *Cluster) Fit(node int, id ClassID) Code {
 	}
 	if !c.everFits(n, cl) {
 		return NeverFits
+	}
+	if n.down {
+		return NodeUnavailable
 	}
 	if cl.Count > 0 {
 		if n.devices(cl) < cl.Count {
@@ -233,8 +238,8 @@ func (c *Cluster) explain(id ClassID, fit func(node int) Code) Reason {
 // chief is the code of most of the nodes that could ever run the request, the
 // first in the order of codes among equals.
 func (r *Reason) chief() Code {
-	best := SharingMismatch
-	for code := SharingMismatch; code < codes; code++ {
+	best := NodeUnavailable
+	for code := NodeUnavailable; code < codes; code++ {
 		if r.Nodes[code] > r.Nodes[best] {
 			best = code
 		}

@@ -126,6 +126,7 @@ type NodeSpec struct {
 	// MIG is how a GPU can be cut, nil for one that cannot.
 	MIG *gpu.MIGTable
 	// Machine has the links and the health of the GPUs; nil stands for healthy
-	// GPUs that are all linked alike.
+	// GPUs that are all linked alike, by Links.
 	Machine *gpu.Machine
+	Links   LinkClass
 }

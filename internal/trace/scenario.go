@@ -121,7 +121,7 @@ func (s Scenario) NodeSpecs() []placement.NodeSpec {
 				GPUs: g.GPUs, Product: g.Product,
 			}
 			if p := gpu.ProductByKey(g.Product); p != nil {
-				node.GPUMemoryMiB = p.MemoryMiB
+				node.GPUMemoryMiB, node.Links = p.MemoryMiB, linksOf(p)
 				if g.MIG {
 					node.MIG = p.MIG
 				}
@@ -130,6 +130,14 @@ func (s Scenario) NodeSpecs() []placement.NodeSpec {
 		}
 	}
 	return nodes
+}
+
+// linksOf is how well the GPUs of the commonest machines of a product are linked.
+func linksOf(p *gpu.Product) placement.LinkClass {
+	if p.NVLinks > 0 {
+		return placement.NVLinked
+	}
+	return placement.AnyLink
 }
 
 func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
