@@ -33,7 +33,7 @@ type gpuState struct {
 }
 
 // maxUnits is the number of memory units that gpuState.cut has room for.
-const maxUnits = 16
+const maxUnits = 15
 
 // node is a NodeSpec with what runs on it.
 type node struct {

@@ -1,45 +1,54 @@
 package placement
 
-import (
-	"math"
-	"slices"
-)
+import "math"
 
 // fill is V of a shape: the mean thousandths of GPU that it takes in over the
 // sequences of draws.
-func (v *value) fill(key *shapeKey) float64 {
+//
+// Rooms is what fits the shape at all: what does not fit now never will, so that
+// most draws are passed over at once.
+func (v *value) fill(key *shapeKey, rooms []room) float64 {
 	group := &v.groups[key.group]
 	var free [MaxGPUs]int16
-	left, n, plain := 0, 0, true
-	for g := range key.gpus {
-		s := &key.gpus[g]
-		if s.use == closed {
-			break // they come last
-		}
-		plain = plain && (s.use == idle || s.use == shares) && s.memory == 0
-		free[g] = s.free
+	var memory [MaxGPUs]int32
+	node := v.nodeOf(key)
+	left, n, plain := 0, len(node.gpus), true
+	for g := range node.gpus {
+		s := &node.gpus[g]
+		plain = plain && (s.use == idle || s.use == shares)
+		free[g], memory[g] = s.free, s.memory
 		left += int(s.free)
-		n++
 	}
-	if left == 0 {
+	if len(rooms) == 0 {
 		return 0
+	}
+	var can [maxMix]bool
+	for _, r := range rooms {
+		can[r.mix] = true
+	}
+	for i := range group.offers {
+		o := &group.offers[i]
+		can[i] = can[i] || o.count == 0 && o.cpu <= node.cpu
 	}
 	total := 0
 	for _, draws := range v.draws {
 		if plain {
-			total += group.fillPlain(draws, int(key.cpu)*v.cpuGrain, free, n, left)
+			total += group.fillPlain(draws, &can, node.cpu, free, memory, n, left)
 		} else {
-			total += v.fillAny(group, draws, key, left)
+			total += v.fillAny(group, draws, &can, &node, left)
 		}
 	}
 	return float64(total) / float64(len(v.draws))
 }
 
-// fillPlain fills GPUs that are idle or shared and whose memory is not known.
-// free is in descending order; full is the most that can be taken in.
-func (t *group) fillPlain(draws []uint16, cpu int, free [MaxGPUs]int16, n, full int) int {
+// fillPlain fills GPUs that are idle or shared. Full is the most that can be
+// taken in.
+func (t *group) fillPlain(draws []uint8, can *[maxMix]bool, cpu int, free [MaxGPUs]int16, memory [MaxGPUs]int32, n, full int) int {
 	taken := 0
 	for _, d := range draws {
+		if !can[d] {
+			continue
+		}
 		o := &t.offers[d]
 		if o.cpu > cpu {
 			continue
@@ -65,18 +74,19 @@ func (t *group) fillPlain(draws []uint16, cpu int, free [MaxGPUs]int16, n, full 
 		case o.count == 1:
 			best := -1
 			for g := range n {
-				if int(free[g]) >= o.milli && (best < 0 || free[g] < free[best]) {
+				if int(free[g]) >= o.milli && int(memory[g]) >= o.memory && (best < 0 || free[g] < free[best]) {
 					best = g
 				}
 			}
 			if best < 0 {
 				continue
 			}
-			free[best] -= int16(o.milli) //nolint:gosec // at most Whole
+			free[best] -= int16(o.milli)    //nolint:gosec // at most Whole
+			memory[best] -= int32(o.memory) //nolint:gosec // no more than there is
 		default:
 			have := 0
 			for g := range n {
-				if int(free[g]) >= o.milli {
+				if int(free[g]) >= o.milli && int(memory[g]) >= o.memory {
 					have++
 				}
 			}
@@ -84,8 +94,9 @@ func (t *group) fillPlain(draws []uint16, cpu int, free [MaxGPUs]int16, n, full 
 				continue
 			}
 			for g, want := 0, o.count; want > 0; g++ {
-				if int(free[g]) >= o.milli {
-					free[g] -= int16(o.milli) //nolint:gosec // at most Whole
+				if int(free[g]) >= o.milli && int(memory[g]) >= o.memory {
+					free[g] -= int16(o.milli)    //nolint:gosec // at most Whole
+					memory[g] -= int32(o.memory) //nolint:gosec // no more than there is
 					want--
 				}
 			}
@@ -99,10 +110,15 @@ func (t *group) fillPlain(draws []uint16, cpu int, free [MaxGPUs]int16, n, full 
 }
 
 // fillAny fills GPUs of any kind, through the same doors as real plans.
-func (v *value) fillAny(t *group, draws []uint16, key *shapeKey, full int) int {
-	n := v.nodeOf(key)
+func (v *value) fillAny(t *group, draws []uint8, can *[maxMix]bool, start *node, full int) int {
+	n := *start
+	var gpus [MaxGPUs]gpuState
+	n.gpus = gpus[:copy(gpus[:], start.gpus)]
 	taken := 0
 	for _, d := range draws {
+		if !can[d] {
+			continue
+		}
 		o, cl := &t.offers[d], v.mix[d].class
 		if o.cpu > n.cpu || o.count > 0 && n.devices(cl) < o.count {
 			continue
@@ -121,10 +137,24 @@ func (v *value) fillAny(t *group, draws []uint16, key *shapeKey, full int) int {
 	return taken
 }
 
-// nodeOf is a node of a shape.
+// memoryGrain is the step in MiB by which the GPU memory left is told apart in
+// shapes.
+func (v *value) memoryGrain(group int32) int32 {
+	return max(1, int32(v.c.groups[group].GPUMemoryMiB/memoryGrains)) //nolint:gosec // checked by Validate
+}
+
+// nodeOf is a node of a shape, without the GPUs that give nothing.
 func (v *value) nodeOf(key *shapeKey) node {
-	gpus := key.gpus
-	return node{spec: &v.c.groups[key.group], group: int(key.group), product: slices.Index(v.c.products, v.c.groups[key.group].Product), cpu: int(key.cpu) * v.cpuGrain, memory: math.MaxInt, gpus: gpus[:]}
+	spec := &v.c.groups[key.group]
+	n := node{spec: spec, cpu: int(key.cpu) * v.cpuGrain, memory: math.MaxInt}
+	grain := v.memoryGrain(key.group)
+	for _, p := range key.gpus {
+		if p == 0 {
+			break
+		}
+		n.gpus = append(n.gpus, p.unpack(spec, grain))
+	}
+	return n
 }
 
 // giveTightest gives one device of the GPU with the least free; of a MIG GPU the
@@ -158,17 +188,15 @@ func (v *value) places(key *shapeKey, list []room) []room {
 	offers := v.groups[key.group].offers
 	spec := &v.c.groups[key.group]
 	cpu := int(key.cpu) * v.cpuGrain
+	node := v.nodeOf(key)
 	for t := range offers {
 		o := &offers[t]
 		if o.count == 0 || o.cpu > cpu {
 			continue
 		}
 		n := 0
-		for g := range key.gpus {
-			s := &key.gpus[g]
-			if s.use == closed {
-				break
-			}
+		for g := range node.gpus {
+			s := &node.gpus[g]
 			switch cl := v.mix[t].class; {
 			case cl.Profile != "":
 				n += spec.room(*s, cl)
@@ -200,55 +228,17 @@ func (v *value) places(key *shapeKey, list []room) []room {
 // it. The higher the score the smaller the loss, in grains.
 func (v *value) evaluate(i int, id ClassID, e *entry) {
 	n, cl := &v.c.nodes[i], &v.c.classes[id]
-	from := v.locate(i)
-	before := v.worth(from)
+	before := v.worth(v.locate(i))
 	milli := float64(cl.Count * cl.milli(n.spec))
-	moves := v.movesOf(from, id)
+	var gpus [MaxGPUs]gpuState
+	var plan Plan
 	e.score = math.Inf(-1)
-	var best *move
-	for k := moves.from; k < moves.to; k++ {
-		m := &v.arena[k]
-		if s := math.Round((milli + v.worth(m.to) - before) / v.grain); s > e.score {
-			e.score, best = s, m
+	n.choices(cl, &plan, func(p *Plan) {
+		after := *n
+		after.gpus = gpus[:copy(gpus[:], n.gpus)]
+		after.take(cl, p)
+		if s := math.Round((milli + v.worth(v.shapeOf(&after)) - before) / v.grain); s > e.score {
+			e.score, e.gpu, e.start = s, p.GPU[0], p.Start[0]
 		}
-	}
-	if best != nil && best.gpu >= 0 {
-		want := v.shapes[from].key.gpus[best.gpu]
-		for g := range n.gpus {
-			if n.gpus[g] == want {
-				e.gpu, e.start = uint8(g), best.start //nolint:gosec // less than MaxGPUs
-				break
-			}
-		}
-	}
-}
-
-// movesOf returns the plans for a class on a shape, in v.arena.
-func (v *value) movesOf(from int32, id ClassID) span {
-	key := uint64(from)<<32 | uint64(id) //nolint:gosec // neither is negative
-	if s, ok := v.moves[key]; ok {
-		return s
-	}
-	s := span{from: int32(len(v.arena))} //nolint:gosec // bounded with the shapes
-	cl := &v.c.classes[id]
-	shape := v.shapes[from].key
-	n := v.nodeOf(&shape)
-	var p Plan
-	n.choices(cl, &p, func(q *Plan) {
-		after := shape
-		to := n
-		to.gpus = after.gpus[:]
-		if !to.take(cl, q) {
-			return
-		}
-		to.cpu = max(to.cpu, 0)
-		m := move{gpu: -1, to: v.shapeOf(&to)}
-		if q.Devices == 1 {
-			m.gpu, m.start = int8(q.GPU[0]), q.Start[0] //nolint:gosec // less than MaxGPUs
-		}
-		v.arena = append(v.arena, m)
 	})
-	s.to = int32(len(v.arena)) //nolint:gosec // bounded with the shapes
-	v.moves[key] = s
-	return s
 }

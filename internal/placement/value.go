@@ -45,13 +45,11 @@ type value struct {
 
 	mix    []mixed
 	groups []group
-	draws  [][]uint16
+	draws  [][]uint8
 	price  []float64
 
 	shapes []shape
 	ids    map[shapeKey]int32
-	moves  map[uint64]span // by shape and class
-	arena  []move
 	at     []located // by node
 	mixes  uint32    // counts the times that the mix was learned
 	prices uint32    // counts the times that the prices were set
@@ -84,7 +82,51 @@ type group struct {
 // nodes that differ in the order of their GPUs alone have one shape.
 type shapeKey struct {
 	group, cpu int32
-	gpus       [MaxGPUs]gpuState
+	gpus       [MaxGPUs]packed
+}
+
+// packed is a gpuState as far as it matters to a shape: for MIG GPUs the cut, for
+// others thousandths free, use, slots taken and memory in grains. 0 is a GPU that
+// gives nothing.
+type packed uint64
+
+const (
+	packedMIG     = 1 << 63
+	packedFree    = 40 // position of the fields
+	packedUse     = 32
+	packedTaken   = 24
+	packedTakenTo = 0xff
+)
+
+// pack packs a GPU's state, with memory in grains.
+func pack(s *gpuState, grain int32) packed {
+	switch s.use {
+	case whole, closed:
+		return 0
+	case mig:
+		return packedMIG | packed(s.cut)
+	case slots:
+		return packed(s.free)<<packedFree | packed(s.use)<<packedUse | packed(s.taken)<<packedTaken | packed(s.memory/grain) //nolint:gosec // none is negative
+	}
+	// How many share the GPU matters to nothing.
+	return packed(s.free)<<packedFree | packed(s.use)<<packedUse | packed(s.memory/grain) //nolint:gosec // none is negative
+}
+
+// unpack is the opposite of pack; what was left out is 0.
+func (p packed) unpack(spec *NodeSpec, grain int32) gpuState {
+	switch {
+	case p == 0:
+		return gpuState{use: closed}
+	case p&packedMIG != 0:
+		s := gpuState{use: mig, cut: uint64(p &^ packedMIG)}
+		spec.cutFree(&s)
+		return s
+	}
+	return gpuState{
+		free: int16(p >> packedFree), use: use(p >> packedUse & packedTakenTo), //nolint:gosec // as packed
+		taken:  uint8(p >> packedTaken & packedTakenTo), //nolint:gosec // as packed
+		memory: int32(p&(1<<packedTaken-1)) * grain,     //nolint:gosec // as packed
+	}
 }
 
 type shape struct {
@@ -102,22 +144,14 @@ type room struct {
 	n   uint16
 }
 
-type span struct{ from, to int32 }
-
-// move is a plan on a shape: the state of the GPU that it takes from and the
-// shape after.
-type move struct {
-	gpu   int8 // position in the shape, -1 for a plan with several devices or none
-	start uint8
-	to    int32
-}
-
 type located struct {
 	version uint64
 	shape   int32
 }
 
 const (
+	// memoryGrains is into how many steps the memory of a GPU is divided.
+	memoryGrains = 32
 	// maxShapes bounds the memory for shapes; beyond, all are forgotten.
 	maxShapes = 1 << 17
 	// maxMix is how many requests of the mix are drawn from, the commonest.
@@ -131,7 +165,7 @@ const (
 )
 
 func newValue(c *Cluster, params valueParams) *value {
-	return &value{valueParams: params, c: c, ids: make(map[shapeKey]int32), moves: make(map[uint64]span), at: make([]located, len(c.nodes)), next: 1}
+	return &value{valueParams: params, c: c, ids: make(map[shapeKey]int32), at: make([]located, len(c.nodes)), next: 1}
 }
 
 func (v *value) learn(cl *class) bool {
@@ -215,21 +249,20 @@ func (v *value) setMix() {
 }
 
 func (v *value) drawn(rng *rand.Rand, reach []float64, sum float64) {
-	v.draws = make([][]uint16, v.sequences)
+	v.draws = make([][]uint8, v.sequences)
 	for k := range v.draws {
-		v.draws[k] = make([]uint16, v.valueParams.draws)
+		v.draws[k] = make([]uint8, v.valueParams.draws)
 		for d := range v.draws[k] {
 			i, _ := slices.BinarySearch(reach, rng.Float64()*sum)
-			v.draws[k][d] = uint16(min(i, len(reach)-1)) //nolint:gosec // less than maxMix
+			v.draws[k][d] = uint8(min(i, len(reach)-1)) //nolint:gosec // less than maxMix
 		}
 	}
 }
 
 // forget drops all shapes.
 func (v *value) forget() {
-	v.shapes, v.arena = v.shapes[:0], v.arena[:0]
+	v.shapes = v.shapes[:0]
 	clear(v.ids)
-	clear(v.moves)
 	clear(v.at)
 }
 
@@ -262,16 +295,15 @@ func (v *value) locate(i int) int32 {
 
 func (v *value) shapeOf(n *node) int32 {
 	key := shapeKey{group: int32(n.group), cpu: int32(n.cpu / v.cpuGrain)} //nolint:gosec // small
-	for g := range key.gpus {
-		key.gpus[g] = gpuState{use: closed}
-		if g < len(n.gpus) && n.gpus[g].use != whole {
-			key.gpus[g] = n.gpus[g]
+	grain := v.memoryGrain(key.group)
+	for g := range n.gpus {
+		p := pack(&n.gpus[g], grain)
+		at := g
+		for ; at > 0 && key.gpus[at-1] < p; at-- {
+			key.gpus[at] = key.gpus[at-1]
 		}
+		key.gpus[at] = p
 	}
-	slices.SortFunc(key.gpus[:], func(a, b gpuState) int {
-		return cmp.Or(int(b.free)-int(a.free), int(a.use)-int(b.use), int(b.memory)-int(a.memory),
-			int(a.taken)-int(b.taken), cmp.Compare(a.cut, b.cut))
-	})
 	if id, ok := v.ids[key]; ok {
 		return id
 	}
@@ -286,7 +318,8 @@ func (v *value) known(id int32) *shape {
 	s := &v.shapes[id]
 	if s.mixes != v.mixes {
 		s.mixes = v.mixes
-		s.fill, s.places = v.fill(&s.key), v.places(&s.key, s.places[:0])
+		s.places = v.places(&s.key, s.places[:0])
+		s.fill = v.fill(&s.key, s.places)
 		s.prices = 0
 	}
 	return s
