@@ -48,19 +48,31 @@ type replayOptions struct {
 	randomTies, squeeze   bool
 	format, plot          string
 	parallel              int
+	mode, queue           string
+	sharings              []string
 }
 
 func newReplay() *cobra.Command {
 	var o replayOptions
 	cmd := &cobra.Command{
 		Use:   "replay (--nodes FILE --pods FILE | --scenario NAME)",
-		Short: "Fill a cluster with the jobs of a trace and compare placement policies",
-		Long: `Fill a cluster with the jobs of a trace and compare placement policies.
+		Short: "Run the jobs of a trace and compare placement policies and ways of sharing",
+		Long: `Run the jobs of a trace and compare placement policies and ways of sharing.
 
-Jobs come one by one and never leave; one that fits nowhere is refused and does
-not come back. What is told is how much of the GPUs is allocated, and how much
-of what is idle the jobs of the mix cannot use, over the load that has arrived
-in per cent of the GPUs.
+--mode fill, the default with files: jobs come one by one and never leave; one
+that fits nowhere is refused and does not come back. What is told is how much of
+the GPUs is allocated, and how much of what is idle the jobs of the mix cannot
+use, over the load that has arrived in per cent of the GPUs.
+
+--mode time, the default with scenarios: jobs come at their times, wait in the
+--queue, work for their duration and leave. --sharing says what a job gets that
+needs a part of a GPU: "exclusive" a whole one, "time-slicing" one of ten slots
+where its memory fits one, "mig" the smallest MIG device that will do, both in
+this order, or "shares" the part that it needs. Jobs on one GPU slow each other
+down: by 20 to 50 % and what they want beyond the GPU, MIG devices by 5 to 10 %.
+What is told is how long jobs waited, the work done in per cent of all GPUs until
+the last arrival (USEFUL), how much of the GPUs was given out (IN USE) and the
+work done in per cent of that (BUSY), until the last job ended.
 
 --nodes and --pods are lists of the openb trace (cluster-trace-gpu-v2023). Each
 seed gives another order; pods are drawn until they ask for --inflate times the
@@ -71,8 +83,20 @@ The same input gives the same output, whatever --parallel is.`,
     --policy ashlar,fgd,best-fit --seeds 42-51 --plot fill.svg`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.scenario != "" && cmd.Flags().Changed("inflate") {
-				return usageError{errors.New("replay: --inflate is for --pods: leave it out with --scenario")}
+			if o.mode == "" {
+				o.mode = "fill"
+				if o.scenario != "" {
+					o.mode = "time"
+				}
+			}
+			given := cmd.Flags().Changed
+			switch {
+			case o.mode != "fill" && o.mode != "time":
+				return usageError{fmt.Errorf("replay: --mode %q: use fill or time", o.mode)}
+			case given("inflate") && (o.scenario != "" || o.mode == "time"):
+				return usageError{errors.New("replay: --inflate is for --pods with --mode fill: leave it out")}
+			case o.mode == "fill" && (given("sharing") || given("queue")):
+				return usageError{errors.New("replay: --sharing and --queue are for --mode time: leave them out, or give the mode")}
 			}
 			return runReplay(cmd.Context(), &o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -84,6 +108,9 @@ The same input gives the same output, whatever --parallel is.`,
 	f.StringSliceVar(&o.policies, "policy", []string{placement.Policies()[0].Name}, "policies to compare")
 	f.StringVar(&o.seeds, "seeds", strconv.Itoa(defaultSeed), "seeds, such as 42-51 or 42,44,50-51")
 	f.Float64Var(&o.inflate, "inflate", 1.3, "what pods ask for in all, as a multiple of the GPUs")
+	f.StringVar(&o.mode, "mode", "", "fill or time (default: fill with files, time with scenarios)")
+	f.StringSliceVar(&o.sharings, "sharing", []string{"shares"}, "ways of sharing to compare: "+strings.Join(sharingNames(), ", "))
+	f.StringVar(&o.queue, "queue", "fifo", "order of the queue: "+strings.Join(simulator.QueueNames(), ", "))
 	f.BoolVar(&o.randomTies, "random-ties", false, "choose at random among the best nodes, as kube-scheduler does")
 	f.BoolVar(&o.squeeze, "squeeze", false, "round scores to 0 to 100, as kube-scheduler does")
 	f.StringVar(&o.plot, "plot", "", "SVG file to draw the curves into")
@@ -107,6 +134,9 @@ func runReplay(ctx context.Context, o *replayOptions, stdout, stderr io.Writer) 
 	load, err := o.workload()
 	if err != nil {
 		return err
+	}
+	if o.mode == "time" {
+		return runTimed(ctx, o, load, policies, seeds, stdout, stderr)
 	}
 	runs, err := load.runAll(ctx, policies, seeds, o.parallel, stderr)
 	if err != nil {
@@ -185,6 +215,9 @@ type workload struct {
 	nodes   []placement.NodeSpec
 	// fill returns the run of a seed, without a policy.
 	fill func(seed int64) (*simulator.Fill, error)
+	// jobs are those of a seed with their times.
+	jobs func(seed int64) trace.Source
+	mix  []placement.Request
 }
 
 // workload reads what the flags name.
@@ -228,7 +261,8 @@ func openbWorkload(nodeFile, podFile string, inflate float64) (*workload, error)
 		nodes, jobs, err := trace.OpenbExperiment(nodes, pods, inflate, seed)
 		return &simulator.Fill{Nodes: nodes, Jobs: jobs, Mix: mix}, err
 	}
-	return &workload{filepath.Base(podFile), inflate, nodes, fill}, nil
+	timed := trace.OpenbJobs(pods)
+	return &workload{filepath.Base(podFile), inflate, nodes, fill, func(int64) trace.Source { return trace.FromSlice(timed) }, mix}, nil
 }
 
 // readFile reads a file with a function that is told its name.
@@ -252,7 +286,7 @@ func scenarioWorkload(s trace.Scenario) *workload {
 		}
 		return &simulator.Fill{Nodes: nodes, Jobs: jobs, Mix: mix}, err
 	}
-	return &workload{s.Name, 0, nodes, fill}
+	return &workload{s.Name, 0, nodes, fill, func(seed int64) trace.Source { return s.Generate(uint64(seed)) }, nil}
 }
 
 // run is what came of one policy with one seed.

@@ -67,6 +67,9 @@ type TimedReport struct {
 type Waits struct {
 	Jobs                     int
 	Mean, P50, P95, P99, Max time.Duration
+	// Percentiles are the waiting times that 0, 1, ... 100 per cent of the jobs
+	// do not exceed; nil without jobs.
+	Percentiles []time.Duration
 }
 
 // running is a job at work.
@@ -501,5 +504,9 @@ func sumWaits(waits []time.Duration) Waits {
 		sum += float64(w)
 	}
 	at := func(part float64) time.Duration { return waits[max(0, int(math.Ceil(part*float64(len(waits))))-1)] }
-	return Waits{len(waits), time.Duration(sum / float64(len(waits))), at(0.5), at(0.95), at(0.99), waits[len(waits)-1]}
+	w := Waits{Jobs: len(waits), Mean: time.Duration(sum / float64(len(waits))), P50: at(0.5), P95: at(0.95), P99: at(0.99), Max: waits[len(waits)-1]}
+	for percent := range 101 {
+		w.Percentiles = append(w.Percentiles, at(float64(percent)/100))
+	}
+	return w
 }
