@@ -2,43 +2,79 @@ package placement
 
 import "math"
 
-// fill is V of a shape: the mean thousandths of GPU that it takes in over the
-// sequences of draws.
-//
-// Rooms is what fits the shape at all: what does not fit now never will, so that
-// most draws are passed over at once.
-func (v *value) fill(key *shapeKey, rooms []room) float64 {
-	group := &v.groups[key.group]
+// look sets fill and places of a shape for the present mix.
+func (v *value) look(s *shape) {
+	group := &v.groups[s.key.group]
+	n := v.nodeOf(&s.key)
+	// What does not fit now never will: most draws are passed over at once.
+	var can [maxMix]bool
+	any := false
+	s.places = s.places[:0]
+	for t := range group.offers {
+		o := &group.offers[t]
+		switch cl := v.mix[t].class; {
+		case o.cpu > n.cpu:
+		case o.count == 0:
+			can[t] = true
+		case cl.rigid():
+			if places := n.places(cl, o); places > 0 {
+				can[t], any = true, true
+				s.places = append(s.places, room{uint16(t), uint16(min(places, math.MaxUint16))}) //nolint:gosec // t is less than maxMix
+			}
+		default:
+			can[t] = n.devices(cl) >= o.count
+			any = any || can[t]
+		}
+	}
+	s.fill = 0
+	if !any {
+		return
+	}
 	var free [MaxGPUs]int16
 	var memory [MaxGPUs]int32
-	node := v.nodeOf(key)
-	left, n, plain := 0, len(node.gpus), true
-	for g := range node.gpus {
-		s := &node.gpus[g]
+	left, plain := 0, true
+	for g := range n.gpus {
+		s := &n.gpus[g]
 		plain = plain && (s.use == idle || s.use == shares)
 		free[g], memory[g] = s.free, s.memory
 		left += int(s.free)
 	}
-	if len(rooms) == 0 {
-		return 0
-	}
-	var can [maxMix]bool
-	for _, r := range rooms {
-		can[r.mix] = true
-	}
-	for i := range group.offers {
-		o := &group.offers[i]
-		can[i] = can[i] || o.count == 0 && o.cpu <= node.cpu
-	}
 	total := 0
 	for _, draws := range v.draws {
 		if plain {
-			total += group.fillPlain(draws, &can, node.cpu, free, memory, n, left)
+			total += group.fillPlain(draws, &can, n.cpu, free, memory, len(n.gpus), left)
 		} else {
-			total += v.fillAny(group, draws, &can, &node, left)
+			total += v.fillAny(group, draws, &can, &n, left)
 		}
 	}
-	return float64(total) / float64(len(v.draws))
+	s.fill = float64(total) / float64(len(v.draws))
+}
+
+// places is how many pods of a class the node can take if nothing else comes.
+func (n *node) places(cl *class, o *offer) int {
+	k := 0
+	for g := range n.gpus {
+		s := &n.gpus[g]
+		switch {
+		case cl.Profile != "":
+			k += n.spec.room(*s, cl)
+		case !n.spec.has(s, cl):
+		case cl.Slot:
+			k += n.spec.Slots - int(s.taken)
+		case o.milli == Whole:
+			k++
+		default:
+			one := int(s.free) / o.milli
+			if o.memory > 0 {
+				one = min(one, int(s.memory)/o.memory)
+			}
+			k += one
+		}
+	}
+	if k /= o.count; o.cpu > 0 {
+		k = min(k, n.cpu/o.cpu)
+	}
+	return k
 }
 
 // fillPlain fills GPUs that are idle or shared. Full is the most that can be
@@ -180,48 +216,6 @@ func (n *node) giveTightest(cl *class) {
 		}
 	}
 	n.spec.give(&n.gpus[best], cl, start)
-}
-
-// places counts for each request of the mix how many of it the shape can take.
-// Requests without GPU and those that cannot be taken are left out.
-func (v *value) places(key *shapeKey, list []room) []room {
-	offers := v.groups[key.group].offers
-	spec := &v.c.groups[key.group]
-	cpu := int(key.cpu) * v.cpuGrain
-	node := v.nodeOf(key)
-	for t := range offers {
-		o := &offers[t]
-		if o.count == 0 || o.cpu > cpu {
-			continue
-		}
-		n := 0
-		for g := range node.gpus {
-			s := &node.gpus[g]
-			switch cl := v.mix[t].class; {
-			case cl.Profile != "":
-				n += spec.room(*s, cl)
-			case !spec.has(s, cl):
-			case cl.Slot:
-				n += spec.Slots - int(s.taken)
-			case o.milli == Whole:
-				n++
-			default:
-				k := int(s.free) / o.milli
-				if o.memory > 0 {
-					k = min(k, int(s.memory)/o.memory)
-				}
-				n += k
-			}
-		}
-		n /= o.count
-		if o.cpu > 0 {
-			n = min(n, cpu/o.cpu)
-		}
-		if n > 0 {
-			list = append(list, room{uint16(t), uint16(min(n, math.MaxUint16))}) //nolint:gosec // t is less than maxMix
-		}
-	}
-	return list
 }
 
 // evaluate finds the plan with the least loss for a class on node i, which fits

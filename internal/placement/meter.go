@@ -47,13 +47,14 @@ func (m *Meter) Fragmented() float64 {
 }
 
 // Milli is the thousandths of GPU that a request takes in all. For slots and MIG
-// devices it is that on the first node that has them.
-func (c *Cluster) Milli(id ClassID) int {
-	cl := &c.classes[id]
-	for g := 0; g < len(c.groups) && cl.Milli == 0; g++ {
+// devices it is that on the first nodes that have them.
+func (c *Cluster) Milli(id ClassID) int { return c.milli(&c.classes[id]) }
+
+func (c *Cluster) milli(cl *class) int {
+	for g := range c.groups {
 		if milli := cl.milli(&c.groups[g]); milli > 0 {
 			return cl.Count * milli
 		}
 	}
-	return cl.Count * cl.Milli
+	return 0
 }

@@ -35,8 +35,14 @@ type valueParams struct {
 	// draws is how many requests a node is offered to judge how full it gets,
 	// and sequences how often that is tried.
 	draws, sequences int
-	// horizon is for how many arrivals places are kept in mind.
-	horizon float64
+	// horizon, and ahead for each request that still fits the cluster, is for
+	// how many arrivals places are kept in mind.
+	horizon, ahead float64
+	// caution is how many standard deviations the share of a request for several
+	// GPUs is taken above what was seen.
+	caution float64
+	// steep is the power of the load ratio in a price.
+	steep float64
 	// floor is added to the number of places, so that the price of the last one
 	// is not out of all proportion.
 	floor float64
@@ -66,7 +72,7 @@ const (
 
 var policies = []Policy{
 	{Name: "ashlar", Version: 1, kind: ashlar, Summary: "least loss of expected fill and of places for scarce requests, over the learned mix",
-		value: valueParams{draws: 60, sequences: 64, horizon: 300, floor: 5, grain: 40, cpuGrain: 500, growth: 2}},
+		value: valueParams{draws: 40, sequences: 32, horizon: 200, ahead: 0.8, caution: 2, steep: 2.5, floor: 5, grain: 40, cpuGrain: 1000, growth: 2}},
 	{Name: "fgd", Version: 1, kind: fgd, Summary: "fragmentation gradient descent as published (USENIX ATC '23); must be told the mix"},
 	{Name: "best-fit", Version: 1, kind: bestFit, Summary: "least CPU and GPU left on the node"},
 	{Name: "gpu-packing", Version: 1, kind: gpuPacking, Summary: "GPUs in use first, then nodes in use"},

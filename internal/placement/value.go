@@ -9,29 +9,38 @@ import (
 
 // value is the ashlar policy. It takes the place with the least loss
 //
-//	milli + Φ(node after) - Φ(node before)
+//	Φ(node before) - Φ(node after) - milli
 //
-// where Φ(node) = V(node) + Σ price(t) · places(node, t) over the requests t of
-// the mix that it has learned:
+// where Φ(node) = V(node) + Σ price(t) · places(node, t), by the mix of requests
+// that it has learned:
 //
 //   - V is how many thousandths of GPU the node still takes in when requests are
 //     drawn from the mix and each that fits is put where it leaves least over. It
 //     is the mean over fixed sequences of draws. What V loses beyond what the
 //     request takes is waste to come: a hole that no common request fills, or GPU
 //     left without CPU.
-//   - places is how many requests t the node could still take if nothing else
-//     came. With S(t) for those of all nodes, p(t) for the share of t in the mix
-//     and m(t) for its thousandths, price(t) = m(t) · horizon · p(t) / (S(t) +
-//     floor): what is expected to come, against the room there is for it. It keeps
-//     empty nodes for the requests that need one and scarce models for those that
-//     have no choice, and only once they run short.
+//   - t runs over the rigid requests: those for several GPUs, and those for
+//     certain models. places is how many of t the node could still take if
+//     nothing else came. S(t) is the sum of the places of all nodes, and D(t) how
+//     many of t are expected until the cluster is full. With the load ratio
+//     x = D / (S + floor), price(t) = m(t) · x^steep, where m is the thousandths
+//     of GPU of t: next to nothing while there is room to spare, and more than
+//     the request itself when places run out. It keeps empty nodes for the
+//     requests that need one and scarce models for those that have no choice, but
+//     only once they are scarce.
+//
+// D(t) is share · (horizon + ahead · free/mean), with the free thousandths of the
+// cluster over the mean of a request. The share of a request for several GPUs is
+// taken two standard deviations above what was seen, (n + 2·sqrt n)/total: such
+// requests are rare, and when the sample missed them their places are gone for
+// good.
 //
 // Losses are rounded to a grain, and the first of equal nodes is taken, so that
 // nodes are filled one after the other where it makes no difference.
 //
-// V is the idea of expected-fill values; the prices are those of a fair division
-// of the places, the gradient of Σ p·m·log S. Nothing is known beforehand: the
-// mix is what Learn was told.
+// Nothing is known beforehand: the mix is what Learn was told. V is the idea of an
+// expected-fill value, the prices are that of shadow prices without the linear
+// program.
 type value struct {
 	valueParams
 	c *Cluster
@@ -58,8 +67,12 @@ type value struct {
 // mixed is a request of the learned mix with its share.
 type mixed struct {
 	*class
-	p float64
+	p    float64
+	size float64 // thousandths of GPU in all; of slots and MIG devices on the first nodes that have them
 }
+
+// rigid says whether a request cannot make do with whatever GPU is left.
+func (cl *class) rigid() bool { return cl.Count > 1 || cl.Count > 0 && !cl.any }
 
 // offer is a request of the mix as a group of nodes sees it.
 type offer struct {
@@ -151,7 +164,7 @@ type located struct {
 
 const (
 	// memoryGrains is into how many steps the memory of a GPU is divided.
-	memoryGrains = 32
+	memoryGrains = 8
 	// maxShapes bounds the memory for shapes; beyond, all are forgotten.
 	maxShapes = 1 << 17
 	// maxMix is how many requests of the mix are drawn from, the commonest.
@@ -191,7 +204,7 @@ func (v *value) learn(cl *class) bool {
 			v.halve()
 		}
 		v.setMix()
-	case v.since < max(pricesEvery, len(v.c.nodes)/4):
+	case v.since < max(pricesEvery, len(v.c.nodes)/8):
 		return full
 	}
 	v.since = 0
@@ -213,7 +226,7 @@ func (v *value) setMix() {
 	v.mix = v.mix[:0]
 	for i, n := range v.seen {
 		if n > 0 {
-			v.mix = append(v.mix, mixed{v.first[i], n / v.total})
+			v.mix = append(v.mix, mixed{v.first[i], n / v.total, float64(v.c.milli(v.first[i]))})
 		}
 	}
 	slices.SortStableFunc(v.mix, func(a, b mixed) int { return cmp.Compare(b.p, a.p) })
@@ -243,17 +256,23 @@ func (v *value) setMix() {
 		sum += t.p
 		reach[i] = sum
 	}
-	rng := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // the same sequences each time
-	v.drawn(rng, reach, sum)
+	v.draw(reach)
 	v.mixes++
 }
 
-func (v *value) drawn(rng *rand.Rand, reach []float64, sum float64) {
+// draw sets the sequences of draws. At each position they cover the mix evenly
+// (a Latin hypercube), which makes few sequences as good as many. reach has the
+// sums of the shares so far.
+func (v *value) draw(reach []float64) {
+	rng := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // the same sequences each time
 	v.draws = make([][]uint8, v.sequences)
 	for k := range v.draws {
 		v.draws[k] = make([]uint8, v.valueParams.draws)
-		for d := range v.draws[k] {
-			i, _ := slices.BinarySearch(reach, rng.Float64()*sum)
+	}
+	for d := range v.valueParams.draws {
+		for k, stratum := range rng.Perm(v.sequences) {
+			u := (float64(stratum) + rng.Float64()) / float64(v.sequences)
+			i, _ := slices.BinarySearch(reach, u*reach[len(reach)-1])
 			v.draws[k][d] = uint8(min(i, len(reach)-1)) //nolint:gosec // less than maxMix
 		}
 	}
@@ -273,13 +292,27 @@ func (v *value) setPrices() {
 			places[r.mix] += float64(r.n)
 		}
 	}
+	free, mean := 0, 0.0
+	for i := range v.c.nodes {
+		free += v.c.nodes[i].freeMilli()
+	}
+	for i := range v.mix {
+		mean += v.mix[i].p * v.mix[i].size
+	}
+	ahead := v.horizon
+	if mean > 0 {
+		ahead += v.ahead * float64(free) / mean
+	}
 	v.price = make([]float64, len(v.mix))
 	for i, t := range v.mix {
-		milli := t.Count * t.Milli
-		for g := 0; milli == 0 && t.Count > 0 && g < len(v.groups); g++ {
-			milli = t.Count * v.groups[g].offers[i].milli // slots and MIG devices: as on the first node that has them
+		if !t.rigid() {
+			continue
 		}
-		v.price[i] = float64(milli) * v.horizon * t.p / (places[i] + v.floor)
+		n := v.seen[t.mix]
+		if t.Count > 1 {
+			n += v.caution * math.Sqrt(n)
+		}
+		v.price[i] = t.size * math.Pow(ahead*n/v.total/(places[i]+v.floor), v.steep)
 	}
 	v.prices++
 }
@@ -318,8 +351,7 @@ func (v *value) known(id int32) *shape {
 	s := &v.shapes[id]
 	if s.mixes != v.mixes {
 		s.mixes = v.mixes
-		s.places = v.places(&s.key, s.places[:0])
-		s.fill = v.fill(&s.key, s.places)
+		v.look(s)
 		s.prices = 0
 	}
 	return s
