@@ -1,5 +1,7 @@
 package placement
 
+import "slices"
+
 // host says what of the host's resources the node lacks for a class, Fits for
 // none.
 func (n *node) host(cl *class) Code {
@@ -143,23 +145,7 @@ func (n *node) migChoices(cl *class, p *Plan, yield func(p *Plan)) {
 	i := n.spec.profile(cl.Profile)
 	places := n.spec.MIG.Profiles[i].Placements
 	if cl.Count == 1 {
-	next:
-		for g := range n.gpus {
-			for h := range g {
-				if n.gpus[h] == n.gpus[g] {
-					continue next
-				}
-			}
-			if use := n.gpus[g].use; use != idle && use != mig {
-				continue
-			}
-			for _, at := range places {
-				if n.spec.cuttable(n.gpus[g].cut, i, at.Start) {
-					p.GPU[0], p.Start[0] = uint8(g), uint8(at.Start)
-					yield(p)
-				}
-			}
-		}
+		n.migEach(p, i, yield)
 		return
 	}
 	var scratch [MaxGPUs]gpuState
@@ -174,11 +160,7 @@ func (n *node) migChoices(cl *class, p *Plan, yield func(p *Plan)) {
 				if !n.spec.cuttable(scratch[g].cut, i, at.Start) {
 					continue
 				}
-				left := n.spec.options(scratch[g].cut | uint64(i+1)<<(4*at.Start))
-				if scratch[g].use == mig {
-					left += 1 << 16 // a GPU that is cut already comes first
-				}
-				if left > bestLeft {
+				if left := n.spec.leaves(&scratch[g], i, at.Start); left > bestLeft {
 					bestG, bestAt, bestLeft = g, at.Start, left
 				}
 			}
@@ -190,6 +172,46 @@ func (n *node) migChoices(cl *class, p *Plan, yield func(p *Plan)) {
 		p.GPU[d], p.Start[d] = uint8(bestG), uint8(bestAt)
 	}
 	yield(p)
+}
+
+// migEach offers every placement of profile i, the one that leaves most first, so
+// that a policy which sees no difference takes that.
+func (n *node) migEach(p *Plan, i int, yield func(p *Plan)) {
+	type place struct{ gpu, start, leaves int }
+	var places [MaxGPUs * maxUnits]place
+	count := 0
+next:
+	for g := range n.gpus {
+		for h := range g {
+			if n.gpus[h] == n.gpus[g] {
+				continue next
+			}
+		}
+		if use := n.gpus[g].use; use != idle && use != mig {
+			continue
+		}
+		for _, at := range n.spec.MIG.Profiles[i].Placements {
+			if n.spec.cuttable(n.gpus[g].cut, i, at.Start) {
+				places[count] = place{g, at.Start, n.spec.leaves(&n.gpus[g], i, at.Start)}
+				count++
+			}
+		}
+	}
+	slices.SortStableFunc(places[:count], func(a, b place) int { return b.leaves - a.leaves })
+	for _, at := range places[:count] {
+		p.GPU[0], p.Start[0] = uint8(at.gpu), uint8(at.start) //nolint:gosec // small
+		yield(p)
+	}
+}
+
+// leaves weighs what can still be cut from a GPU after profile i at start. A GPU
+// that is cut already comes before one that is not.
+func (s *NodeSpec) leaves(g *gpuState, i, start int) int {
+	left := s.options(g.cut | uint64(i+1)<<(4*start))
+	if g.use == mig {
+		left += 1 << 16
+	}
+	return left
 }
 
 // options weighs what can still be cut: each legal placement counts its compute

@@ -43,7 +43,7 @@ func (m *Meter) Fragmented() float64 {
 	if m.total == 0 {
 		return 0
 	}
-	return 100 * m.lost / float64(m.total)
+	return 100 * min(1, m.lost/float64(m.total)) // sums of floats may end a hair above
 }
 
 // Milli is the thousandths of GPU that a request takes in all. For slots and MIG

@@ -19,8 +19,8 @@ import (
 //     is the mean over fixed sequences of draws. What V loses beyond what the
 //     request takes is waste to come: a hole that no common request fills, or GPU
 //     left without CPU.
-//   - t runs over the rigid requests: those for several GPUs, and those for
-//     certain models. places is how many of t the node could still take if
+//   - t runs over the rigid requests: those for several GPUs, for MIG devices
+//     and for certain models. places is how many of t the node could still take if
 //     nothing else came. S(t) is the sum of the places of all nodes, and D(t) how
 //     many of t are expected until the cluster is full. With the load ratio
 //     x = D / (S + floor), price(t) = m(t) · x^steep, where m is the thousandths
@@ -72,7 +72,9 @@ type mixed struct {
 }
 
 // rigid says whether a request cannot make do with whatever GPU is left.
-func (cl *class) rigid() bool { return cl.Count > 1 || cl.Count > 0 && !cl.any }
+func (cl *class) rigid() bool {
+	return cl.Count > 1 || cl.Profile != "" || cl.Count > 0 && !cl.any
+}
 
 // offer is a request of the mix as a group of nodes sees it.
 type offer struct {
