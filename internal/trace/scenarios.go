@@ -28,10 +28,11 @@ var scenarios = []Scenario{
 		Name:    "shared-40",
 		Summary: "a research group's 40 A100 in five nodes, most jobs small",
 		Doc: `Five nodes with eight A100 of 40 GiB each, and 200 jobs on a usual day, more of them in office hours than at ` +
-			`night. Three jobs of four are small: notebooks that are mostly idle, tests, evaluations and little inference ` +
-			`services, which keep 5 to 25 % of a GPU busy and need a few GiB of it. Some are of middle size, some train on a ` +
-			`whole GPU, and a few on two, four or eight. If every job gets GPUs of its own, the 40 are taken almost all of the ` +
-			`time and a queue builds up by day; what the jobs keep busy is far less.`,
+			`night. Five jobs of six are small: notebooks that are mostly idle, tests, evaluations and little inference ` +
+			`services, which keep 3 to 25 % of a GPU busy and need a few GiB of it. Some are of middle size, some train on a ` +
+			`whole GPU, and a few on two, four or eight. The mix was chosen for what happens without sharing: with GPUs of ` +
+			`their own, the jobs of a day want a sixth more than the 40 GPUs have, and wait for about four hours in the mean ` +
+			`by the end of five days, while what they keep busy is less than a third of the GPUs that they hold.`,
 		Version:  1,
 		Nodes:    []NodeGroup{{Count: 5, Cores: 96, MemoryGiB: 1152, GPUs: 8, Product: "A100-40", MIG: true}},
 		Days:     5,
@@ -39,17 +40,17 @@ var scenarios = []Scenario{
 		// Weights are thousandths of the jobs.
 		Classes: []Class{
 			// Small: 5 to 25 % of a GPU, a few GiB.
-			{Name: "test", Weight: 405, GPUs: 1, Shared: true, Activity: Range{50, 250}, GPUMemory: Range{1, 6}, Cores: Range{1, 4}, Memory: Range{4, 16}, Duration: Lengths{40 * minute, 2 * minute, 8 * hour, 0.8}},
-			{Name: "notebook", Weight: 205, GPUs: 1, Shared: true, Activity: Range{50, 150}, GPUMemory: Range{2, 8}, Cores: Range{2, 4}, Memory: Range{8, 32}, Duration: Lengths{5 * hour, 20 * minute, 24 * hour, 0.7}},
-			{Name: "evaluation", Weight: 115, GPUs: 1, Shared: true, Activity: Range{100, 250}, GPUMemory: Range{2, 8}, Cores: Range{2, 4}, Memory: Range{8, 24}, Duration: Lengths{90 * minute, 5 * minute, 12 * hour, 0.8}},
-			{Name: "inference", Weight: 40, GPUs: 1, Shared: true, Activity: Range{50, 250}, GPUMemory: Range{3, 9}, Cores: Range{2, 4}, Memory: Range{8, 24}, Duration: Lengths{10 * hour, 1 * hour, 48 * hour, 0.8}},
+			{Name: "test", Weight: 370, GPUs: 1, Shared: true, Activity: Range{50, 200}, GPUMemory: Range{1, 6}, Cores: Range{1, 4}, Memory: Range{4, 16}, Duration: Lengths{45 * minute, 2 * minute, 8 * hour, 0.8}},
+			{Name: "notebook", Weight: 300, GPUs: 1, Shared: true, Activity: Range{30, 120}, GPUMemory: Range{2, 8}, Cores: Range{2, 4}, Memory: Range{8, 32}, Duration: Lengths{405 * minute, 20 * minute, 24 * hour, 0.7}},
+			{Name: "evaluation", Weight: 100, GPUs: 1, Shared: true, Activity: Range{100, 250}, GPUMemory: Range{2, 8}, Cores: Range{2, 4}, Memory: Range{8, 24}, Duration: Lengths{100 * minute, 5 * minute, 12 * hour, 0.8}},
+			{Name: "inference", Weight: 70, GPUs: 1, Shared: true, Activity: Range{50, 200}, GPUMemory: Range{3, 9}, Cores: Range{2, 4}, Memory: Range{8, 24}, Duration: Lengths{11 * hour, 1 * hour, 48 * hour, 0.8}},
 			// Middle: 30 to 60 %, 10 to 20 GiB.
-			{Name: "fine-tuning", Weight: 105, GPUs: 1, Shared: true, Activity: Range{300, 600}, GPUMemory: Range{10, 20}, Cores: Range{4, 8}, Memory: Range{24, 64}, Duration: Lengths{4 * hour, 15 * minute, 36 * hour, 0.8}},
+			{Name: "fine-tuning", Weight: 83, GPUs: 1, Shared: true, Activity: Range{300, 600}, GPUMemory: Range{10, 20}, Cores: Range{4, 8}, Memory: Range{24, 64}, Duration: Lengths{270 * minute, 15 * minute, 36 * hour, 0.8}},
 			// Whole GPUs.
-			{Name: "training", Weight: 105, GPUs: 1, Activity: Range{700, 980}, Cores: Range{8, 11}, Memory: Range{48, 128}, Duration: Lengths{4 * hour, 15 * minute, 48 * hour, 0.9}},
-			{Name: "training-2", Weight: 14, GPUs: 2, Activity: Range{750, 980}, Cores: Range{16, 22}, Memory: Range{96, 256}, Duration: Lengths{6 * hour, 30 * minute, 48 * hour, 0.8}},
+			{Name: "training", Weight: 55, GPUs: 1, Activity: Range{700, 980}, Cores: Range{8, 11}, Memory: Range{48, 128}, Duration: Lengths{4 * hour, 15 * minute, 48 * hour, 0.9}},
+			{Name: "training-2", Weight: 10, GPUs: 2, Activity: Range{750, 980}, Cores: Range{16, 22}, Memory: Range{96, 256}, Duration: Lengths{6 * hour, 30 * minute, 48 * hour, 0.8}},
 			{Name: "training-4", Weight: 7, GPUs: 4, Activity: Range{800, 980}, Cores: Range{32, 44}, Memory: Range{192, 512}, Duration: Lengths{8 * hour, 1 * hour, 48 * hour, 0.7}},
-			{Name: "training-8", Weight: 4, GPUs: 8, Activity: Range{850, 980}, Cores: Range{64, 88}, Memory: Range{512, 1024}, Duration: Lengths{10 * hour, 2 * hour, 48 * hour, 0.6}},
+			{Name: "training-8", Weight: 5, GPUs: 8, Activity: Range{850, 980}, Cores: Range{64, 88}, Memory: Range{512, 1024}, Duration: Lengths{10 * hour, 2 * hour, 48 * hour, 0.6}},
 		},
 	},
 	{
@@ -147,7 +148,7 @@ var scenarios = []Scenario{
 			{Name: "share-middle", Weight: 160, GPUs: 1, Shared: true, Activity: Range{250, 600}, GPUMemory: Range{12, 40}, Cores: Range{2, 10}, Memory: Range{16, 96}, Duration: Lengths{4 * hour, 5 * minute, 36 * hour, 0.9}, Tenants: []int{4, 3, 2, 1}},
 			{Name: "whole", Weight: 440, GPUs: 1, Activity: Range{500, 980}, Cores: Range{6, 20}, Memory: Range{32, 200}, Duration: Lengths{6 * hour, 5 * minute, 48 * hour, 0.9}, Tenants: []int{4, 3, 2, 1}},
 			{Name: "training-2", Weight: 30, GPUs: 2, Activity: Range{700, 980}, Cores: Range{12, 40}, Memory: Range{64, 400}, Duration: Lengths{6 * hour, 15 * minute, 48 * hour, 0.8}, Tenants: []int{4, 3, 2, 1}},
-			{Name: "training-4", Weight: 25, GPUs: 4, Links: placement.NVLinked, Activity: Range{750, 980}, Cores: Range{24, 80}, Memory: Range{128, 800}, Duration: Lengths{7 * hour, 30 * minute, 48 * hour, 0.8}, Tenants: []int{4, 3, 2, 1}},
+			{Name: "training-4", Weight: 25, GPUs: 4, Links: placement.NVLinked, Activity: Range{750, 980}, Cores: Range{24, 80}, Memory: Range{128, 800}, Duration: Lengths{405 * minute, 30 * minute, 48 * hour, 0.8}, Tenants: []int{4, 3, 2, 1}},
 			{Name: "training-8", Weight: 25, GPUs: 8, Links: placement.NVLinked, Activity: Range{800, 980}, Cores: Range{48, 160}, Memory: Range{256, 1600}, Duration: Lengths{8 * hour, 30 * minute, 48 * hour, 0.8}, Priority: 10, Tenants: []int{4, 3, 2, 1}},
 		},
 	},
