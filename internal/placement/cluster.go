@@ -27,7 +27,7 @@ const (
 type gpuState struct {
 	free   int16 // thousandths that are not given out
 	use    use
-	taken  uint8  // shares, slots or MIG devices given out
+	taken  uint16 // shares, slots or MIG devices given out
 	memory int32  // MiB that are not given out; 0 throughout where not known
 	cut    uint64 // MIG devices: the profile's position in the table plus 1, four bits for each start unit
 }
@@ -106,15 +106,15 @@ func NewCluster(specs []NodeSpec) (*Cluster, error) {
 	}
 	total := 0
 	for i := range specs {
+		if err := specs[i].Validate(); err != nil {
+			return nil, err
+		}
 		total += specs[i].GPUs
 	}
 	flat := make([]gpuState, total)
 	groups, kinds := make(map[string]int), make(map[string]int)
 	for i := range specs {
 		spec := &specs[i]
-		if err := spec.Validate(); err != nil {
-			return nil, err
-		}
 		if _, again := c.names[spec.Name]; again {
 			return nil, fmt.Errorf("%w: Name %q is given to two nodes: names are unique", ErrInvalid, spec.Name)
 		}
@@ -133,7 +133,7 @@ func NewCluster(specs []NodeSpec) (*Cluster, error) {
 			groups[key] = group
 			c.groups = append(c.groups, NodeSpec{GPUs: MaxGPUs, Product: spec.Product, GPUMemoryMiB: spec.GPUMemoryMiB, Slots: spec.Slots, MIG: spec.MIG})
 		}
-		key = fmt.Sprint(group, spec.GPUs, spec.MilliCPU, spec.MemoryMiB, spec.Pods)
+		key = fmt.Sprint(group, spec.GPUs, spec.MilliCPU, spec.MemoryMiB, spec.Pods, spec.Links)
 		kind, ok := kinds[key]
 		if !ok {
 			kind = c.kinds
@@ -174,6 +174,8 @@ func (s *NodeSpec) Validate() error {
 		return bad("GPUMemoryMiB", s.GPUMemoryMiB, "give 0 where it is not known, or MiB")
 	case s.Slots < 0 || s.Slots > math.MaxUint8:
 		return bad("Slots", s.Slots, "give 0 to 255")
+	case s.Links < AnyLink || s.Links > NVLinked:
+		return bad("Links", s.Links, "use AnyLink, SameNUMA or NVLinked")
 	case s.MIG != nil && (s.MIG.Units > maxUnits || len(s.MIG.Profiles) > 15):
 		return bad("MIG", fmt.Sprintf("%d units, %d profiles", s.MIG.Units, len(s.MIG.Profiles)), fmt.Sprintf("give at most %d units and 15 profiles", maxUnits))
 	case s.Machine != nil && len(s.Machine.GPUs) != s.GPUs:
@@ -289,7 +291,7 @@ func (c *Cluster) Remove(p *Plan) error {
 	}
 	undo := [MaxGPUs]gpuState{}
 	copy(undo[:], n.gpus)
-	if !n.release(cl, p) {
+	if n.pods == 0 || n.cpu+cl.MilliCPU > n.spec.MilliCPU || n.memory+cl.MemoryMiB > n.spec.MemoryMiB || !n.release(cl, p) {
 		copy(n.gpus, undo[:])
 		return fmt.Errorf("%w: node %q did not give what the plan says: remove a plan once", ErrInvalid, n.spec.Name)
 	}
@@ -314,6 +316,9 @@ func (c *Cluster) check(p *Plan) (*node, *class, error) {
 	for i, g := range p.GPU[:p.Devices] {
 		if int(g) >= len(n.gpus) {
 			return nil, nil, fmt.Errorf("%w: GPU[%d] is %d: node %q has %d GPUs", ErrInvalid, i, g, n.spec.Name, len(n.gpus))
+		}
+		if cl.Profile == "" && slices.Contains(p.GPU[:i], g) {
+			return nil, nil, fmt.Errorf("%w: GPU[%d] is %d, as one before: each device is on a GPU of its own", ErrInvalid, i, g)
 		}
 	}
 	return n, cl, nil
@@ -417,7 +422,7 @@ func (s *NodeSpec) give(g *gpuState, cl *class, start int) bool {
 		*g = gpuState{use: whole, taken: 1}
 	default:
 		memory := s.shareMemory(cl)
-		if g.use != idle && g.use != shares || int(g.free) < cl.Milli || int(g.memory) < memory || g.taken == math.MaxUint8 {
+		if g.use != idle && g.use != shares || int(g.free) < cl.Milli || int(g.memory) < memory {
 			return false
 		}
 		g.use = shares

@@ -85,7 +85,7 @@ func (n *node) linked(cl *class) bool {
 		return cl.Links <= n.spec.Links
 	}
 	var p Plan
-	return n.wholeSet(cl, &p)
+	return n.bestSet(cl, &p)
 }
 
 // choices calls yield for each plan on the node that could matter to a policy.
@@ -99,8 +99,8 @@ func (n *node) choices(cl *class, p *Plan, yield func(p *Plan)) {
 		yield(p)
 	case cl.Profile != "":
 		n.migChoices(cl, p, yield)
-	case cl.Milli == Whole:
-		if n.wholeSet(cl, p) {
+	case cl.Milli == Whole, cl.Links != AnyLink:
+		if n.bestSet(cl, p) {
 			yield(p)
 		}
 	case cl.Count == 1:
@@ -229,10 +229,10 @@ func (s *NodeSpec) options(cut uint64) int {
 	return sum
 }
 
-// wholeSet puts the best set of idle GPUs into the plan: by their links where
-// these are known, else those with the lowest indices. It returns false where
+// bestSet puts the best set of GPUs with a device into the plan: by their links
+// where these are known, else those with the lowest indices. It returns false where
 // no set meets the class's condition on the links.
-func (n *node) wholeSet(cl *class, p *Plan) bool {
+func (n *node) bestSet(cl *class, p *Plan) bool {
 	p.Devices = cl.Count
 	m := n.spec.Machine
 	if m == nil {

@@ -96,7 +96,7 @@ func (p *Placer) Place(id ClassID) (Plan, bool) {
 	}
 	plan := Plan{Class: id, Node: best}
 	cl, n := &p.c.classes[id], &p.c.nodes[best]
-	if cl.Count == 1 && cl.Milli != Whole {
+	if cl.Count == 1 && cl.Milli != Whole && cl.Links == AnyLink {
 		plan.Devices = 1
 		plan.GPU[0], plan.Start[0] = entries[best].gpu, entries[best].start
 		if p.policy.kind == random {

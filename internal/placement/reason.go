@@ -51,8 +51,9 @@ func (c Code) String() string {
 type Reason struct {
 	Code Code
 	// Need and Free are in thousandths of a GPU for codes about GPUs, in
-	// thousandths of a core, MiB or pods for the others. Free is over the whole
-	// cluster for Fragmented and InsufficientGPU, and the best of the nodes else.
+	// thousandths of a core, MiB or pods for the others. Free is the sum over the
+	// nodes that could ever run it for Fragmented and InsufficientGPU, and else
+	// that of the best of the nodes with this code.
 	Need, Free int
 	// Nodes counts the nodes by what each lacks, at the position of the code.
 	Nodes [codes]int
@@ -198,17 +199,19 @@ func (p *Placer) Explain(id ClassID) Reason {
 func (c *Cluster) explain(id ClassID, fit func(node int) Code) Reason {
 	cl := &c.classes[id]
 	var r Reason
-	free, cpu, memory := 0, 0, 0
+	var best [codes]struct{ gpu, cpu, memory int } // of the nodes with each code
+	free, need := 0, 0
 	for i := range c.nodes {
 		n := &c.nodes[i]
 		code := fit(i)
 		r.Nodes[code]++
-		if code == NeverFits || code == NodeConstraint {
-			continue
+		here := n.freeMilli()
+		b := &best[code]
+		b.gpu, b.cpu, b.memory = max(b.gpu, here), max(b.cpu, n.cpu), max(b.memory, n.memory)
+		if code != NeverFits && code != NodeConstraint && code != NodeUnavailable {
+			free += here
+			need = max(need, cl.Count*cl.milli(n.spec))
 		}
-		free += n.freeMilli()
-		cpu, memory = max(cpu, n.cpu), max(memory, n.memory)
-		r.Need = max(r.Need, cl.Count*cl.milli(n.spec))
 	}
 	switch possible := len(c.nodes) - r.Nodes[NeverFits] - r.Nodes[NodeConstraint]; {
 	case possible == 0 && r.Nodes[NodeConstraint] > 0 && r.Nodes[NeverFits] == 0:
@@ -219,18 +222,20 @@ func (c *Cluster) explain(id ClassID, fit func(node int) Code) Reason {
 		r.Code = r.chief()
 	}
 	// What single nodes call too little may be enough in all.
-	if r.Code == InsufficientGPU && free >= r.Need {
+	if r.Code == InsufficientGPU && free >= need {
 		r.Code = Fragmented
 	}
 	switch r.Code {
 	case InsufficientCPU:
-		r.Need, r.Free = cl.MilliCPU, cpu
+		r.Need, r.Free = cl.MilliCPU, best[r.Code].cpu
 	case InsufficientMemory:
-		r.Need, r.Free = cl.MemoryMiB, memory
+		r.Need, r.Free = cl.MemoryMiB, best[r.Code].memory
 	case InsufficientPods:
 		r.Need, r.Free = 1, 0
+	case Fragmented, InsufficientGPU:
+		r.Need, r.Free = need, free
 	default:
-		r.Free = free
+		r.Need, r.Free = c.milli(cl), best[r.Code].gpu
 	}
 	return r
 }

@@ -82,8 +82,10 @@ func (r *Request) Validate() error {
 		return bad("Milli", r.Milli, "give exactly one of Milli, Slot and Profile")
 	case r.Milli < 0 || r.Milli > Whole:
 		return bad("Milli", r.Milli, fmt.Sprintf("give 1 to %d", Whole))
-	case r.Profile != "" && r.GPUMemoryMiB != 0:
-		return bad("GPUMemoryMiB", r.GPUMemoryMiB, "a MIG profile brings its own memory: give 0")
+	case (r.Profile != "" || r.Slot) && r.GPUMemoryMiB != 0:
+		return bad("GPUMemoryMiB", r.GPUMemoryMiB, "a slot or MIG profile brings its own memory: give 0")
+	case r.Profile != "" && r.Links != AnyLink:
+		return bad("Links", r.Links, "MIG devices reach no other GPU: leave it out")
 	case !slices.IsSorted(r.Products):
 		return bad("Products", r.Products, "sort them")
 	}

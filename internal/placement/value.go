@@ -139,8 +139,8 @@ func (p packed) unpack(spec *NodeSpec, grain int32) gpuState {
 	}
 	return gpuState{
 		free: int16(p >> packedFree), use: use(p >> packedUse & packedTakenTo), //nolint:gosec // as packed
-		taken:  uint8(p >> packedTaken & packedTakenTo), //nolint:gosec // as packed
-		memory: int32(p&(1<<packedTaken-1)) * grain,     //nolint:gosec // as packed
+		taken:  uint16(p >> packedTaken & packedTakenTo), //nolint:gosec // as packed
+		memory: int32(p&(1<<packedTaken-1)) * grain,      //nolint:gosec // as packed
 	}
 }
 

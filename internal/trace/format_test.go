@@ -94,7 +94,7 @@ func everything() ([]placement.NodeSpec, []trace.Job) {
 		{Arrival: time.Hour, Duration: 36 * time.Hour, Priority: 10, Activity: 1000, Request: placement.Request{Count: 8, Milli: 1000, Links: placement.NVLinked}},
 		{Arrival: time.Hour, Request: placement.Request{Count: 2, Milli: 1000, Links: placement.SameNUMA}},
 		{Arrival: time.Hour, Request: placement.Request{Count: 2, Profile: "1g.5gb"}},
-		{Arrival: 60 * 365 * 24 * time.Hour, Request: placement.Request{Count: 2, Slot: true, GPUMemoryMiB: 100}},
+		{Arrival: 60 * 365 * 24 * time.Hour, Request: placement.Request{Count: 2, Slot: true}},
 	}
 	for i := range jobs {
 		jobs[i].ID = i
@@ -294,7 +294,7 @@ func drawJob(t *rapid.T, id int, last time.Duration) trace.Job {
 	case 0:
 		r.Milli, r.GPUMemoryMiB = rapid.IntRange(1, 1000).Draw(t, "milli"), rapid.IntRange(0, 80000).Draw(t, "gpu_mem")
 	case 1:
-		r.Slot, r.GPUMemoryMiB = true, rapid.IntRange(0, 80000).Draw(t, "gpu_mem")
+		r.Slot = true
 	case 2:
 		r.Profile = rapid.SampledFrom([]string{"1g.5gb", "7g.40gb"}).Draw(t, "profile")
 	}
