@@ -297,6 +297,7 @@ func drawJob(t *rapid.T, id int, last time.Duration) trace.Job {
 		r.Slot = true
 	case 2:
 		r.Profile = rapid.SampledFrom([]string{"1g.5gb", "7g.40gb"}).Draw(t, "profile")
+		r.Links = placement.AnyLink
 	}
 	return job
 }
