@@ -52,8 +52,9 @@ e2e: tools ## Run the tests on real kubelets (Linux, root)
 	cd test/e2e && $(SUDO) "ASHLAR_BIN=$(CURDIR)/$(BIN)" ../../$(BIN)/e2e.test -test.shuffle=on -test.timeout=20m -test.v
 
 .PHONY: bench
-bench: ## Run the benchmarks
-	$(GO) test -run '^$$' -bench . -benchmem ./internal/placement ./internal/deviceplugin ./internal/sharing
+bench: ## Run the benchmarks, and the whole openb evaluation where the trace is there
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/placement ./internal/simulator ./internal/deviceplugin ./internal/sharing
+	ASHLAR_OPENB=full $(GO) test -run 'Published|Beats' -count=1 -timeout 60m -v ./internal/simulator
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (30s)

@@ -144,7 +144,7 @@ func NewCluster(specs []NodeSpec) (*Cluster, error) {
 		*n = node{kind: kind, spec: spec, product: product, group: group, cpu: spec.MilliCPU, memory: spec.MemoryMiB, gpus: flat[:spec.GPUs:spec.GPUs]}
 		flat = flat[spec.GPUs:]
 		for g := range n.gpus {
-			n.gpus[g] = gpuState{free: Whole, memory: int32(spec.GPUMemoryMiB)} //nolint:gosec // checked by Validate
+			n.gpus[g] = gpuState{free: Whole, memory: int32(spec.GPUMemoryMiB)}
 			if spec.Machine != nil && !spec.Machine.GPUs[g].Health.OK() {
 				n.gpus[g] = gpuState{use: closed}
 			}
@@ -222,12 +222,12 @@ func (c *Cluster) Class(r Request) (ClassID, error) {
 			cl.products |= 1 << i
 		}
 	}
-	id := ClassID(len(c.classes)) //nolint:gosec // bounded by memory
+	id := ClassID(len(c.classes))
 	c.ids[key] = id
 	key.memory = 0
 	mix, ok := c.mixes[key]
 	if !ok {
-		mix = int32(len(c.mixes)) //nolint:gosec // bounded by memory
+		mix = int32(len(c.mixes))
 		c.mixes[key] = mix
 	}
 	cl.mix = mix

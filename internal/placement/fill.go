@@ -8,7 +8,7 @@ func (v *value) look(s *shape) {
 	n := v.nodeOf(&s.key)
 	// What does not fit now never will: most draws are passed over at once.
 	var can [maxMix]bool
-	any := false
+	some := false
 	s.places = s.places[:0]
 	for t := range group.offers {
 		o := &group.offers[t]
@@ -18,31 +18,30 @@ func (v *value) look(s *shape) {
 			can[t] = true
 		case cl.rigid():
 			if places := n.places(cl, o); places > 0 {
-				can[t], any = true, true
-				s.places = append(s.places, room{uint16(t), uint16(min(places, math.MaxUint16))}) //nolint:gosec // t is less than maxMix
+				can[t], some = true, true
+				s.places = append(s.places, room{uint16(t), uint16(min(places, math.MaxUint16))})
 			}
 		default:
 			can[t] = n.devices(cl) >= o.count
-			any = any || can[t]
+			some = some || can[t]
 		}
 	}
 	s.fill = 0
-	if !any {
+	if !some {
 		return
 	}
-	var free [MaxGPUs]int16
-	var memory [MaxGPUs]int32
+	b := bins{n: len(n.gpus)}
 	left, plain := 0, true
 	for g := range n.gpus {
 		s := &n.gpus[g]
 		plain = plain && (s.use == idle || s.use == shares)
-		free[g], memory[g] = s.free, s.memory
+		b.free[g], b.memory[g] = s.free, s.memory
 		left += int(s.free)
 	}
 	total := 0
 	for _, draws := range v.draws {
 		if plain {
-			total += group.fillPlain(draws, &can, n.cpu, free, memory, len(n.gpus), left)
+			total += group.fillPlain(draws, &can, n.cpu, b, left)
 		} else {
 			total += v.fillAny(group, draws, &can, &n, left)
 		}
@@ -77,65 +76,77 @@ func (n *node) places(cl *class, o *offer) int {
 	return k
 }
 
-// fillPlain fills GPUs that are idle or shared. Full is the most that can be
-// taken in.
-func (t *group) fillPlain(draws []uint8, can *[maxMix]bool, cpu int, free [MaxGPUs]int16, memory [MaxGPUs]int32, n, full int) int {
+// bins are GPUs that are idle or shared, by what they have left.
+type bins struct {
+	free   [MaxGPUs]int16
+	memory [MaxGPUs]int32
+	n      int
+}
+
+// fits says whether a GPU has a device of an offer. A whole GPU is a share of all
+// of it.
+func (b *bins) fits(g int, o *offer) bool {
+	return int(b.free[g]) >= o.milli && int(b.memory[g]) >= o.memory
+}
+
+func (b *bins) take(g int, o *offer) {
+	b.free[g] -= int16(o.milli)
+	b.memory[g] -= int32(o.memory)
+}
+
+// takeOne takes a device of the GPU with the least free that has one.
+func (b *bins) takeOne(o *offer) bool {
+	best, least := -1, int16(math.MaxInt16)
+	for g := range b.n {
+		if b.free[g] < least && b.fits(g, o) {
+			best, least = g, b.free[g]
+		}
+	}
+	if best < 0 {
+		return false
+	}
+	b.take(best, o)
+	return true
+}
+
+// takeSeveral takes a device of each of the first GPUs that have one.
+func (b *bins) takeSeveral(o *offer) bool {
+	have := 0
+	for g := range b.n {
+		if b.fits(g, o) {
+			have++
+		}
+	}
+	if have < o.count {
+		return false
+	}
+	for g, want := 0, o.count; want > 0; g++ {
+		if b.fits(g, o) {
+			b.take(g, o)
+			want--
+		}
+	}
+	return true
+}
+
+// fillPlain fills bins, which are its own. Full is the most that they can take in.
+func (t *group) fillPlain(draws []uint8, can *[maxMix]bool, cpu int, b bins, full int) int {
 	taken := 0
 	for _, d := range draws {
 		if !can[d] {
 			continue
 		}
 		o := &t.offers[d]
-		if o.cpu > cpu {
-			continue
-		}
 		switch {
+		case o.cpu > cpu:
+			continue
 		case o.count == 0:
-		case o.milli == Whole:
-			have := 0
-			for g := range n {
-				if free[g] == Whole {
-					have++
-				}
-			}
-			if have < o.count {
-				continue
-			}
-			for g, want := 0, o.count; want > 0; g++ {
-				if free[g] == Whole {
-					free[g] = 0
-					want--
-				}
-			}
 		case o.count == 1:
-			best := -1
-			for g := range n {
-				if int(free[g]) >= o.milli && int(memory[g]) >= o.memory && (best < 0 || free[g] < free[best]) {
-					best = g
-				}
-			}
-			if best < 0 {
+			if !b.takeOne(o) {
 				continue
 			}
-			free[best] -= int16(o.milli)    //nolint:gosec // at most Whole
-			memory[best] -= int32(o.memory) //nolint:gosec // no more than there is
-		default:
-			have := 0
-			for g := range n {
-				if int(free[g]) >= o.milli && int(memory[g]) >= o.memory {
-					have++
-				}
-			}
-			if have < o.count {
-				continue
-			}
-			for g, want := 0, o.count; want > 0; g++ {
-				if int(free[g]) >= o.milli && int(memory[g]) >= o.memory {
-					free[g] -= int16(o.milli)    //nolint:gosec // at most Whole
-					memory[g] -= int32(o.memory) //nolint:gosec // no more than there is
-					want--
-				}
-			}
+		case !b.takeSeveral(o):
+			continue
 		}
 		cpu -= o.cpu
 		if taken += o.count * o.milli; taken == full || cpu < t.least {
@@ -176,7 +187,7 @@ func (v *value) fillAny(t *group, draws []uint8, can *[maxMix]bool, start *node,
 // memoryGrain is the step in MiB by which the GPU memory left is told apart in
 // shapes.
 func (v *value) memoryGrain(group int32) int32 {
-	return max(1, int32(v.c.groups[group].GPUMemoryMiB/memoryGrains)) //nolint:gosec // checked by Validate
+	return max(1, int32(v.c.groups[group].GPUMemoryMiB/memoryGrains))
 }
 
 // nodeOf is a node of a shape, without the GPUs that give nothing.

@@ -134,7 +134,7 @@ func (n *node) tightest(cl *class, p *Plan) {
 				best = g
 			}
 		}
-		chosen[best] = true
+		chosen[best] = true //nolint:gosec // the node has the devices, so that one is found
 		p.GPU[i] = uint8(best)
 	}
 }
@@ -168,7 +168,7 @@ func (n *node) migChoices(cl *class, p *Plan, yield func(p *Plan)) {
 		if bestG < 0 {
 			return
 		}
-		n.spec.give(&scratch[bestG], cl, bestAt)
+		n.spec.give(&scratch[bestG], cl, bestAt) //nolint:gosec // checked above
 		p.GPU[d], p.Start[d] = uint8(bestG), uint8(bestAt)
 	}
 	yield(p)
@@ -199,7 +199,7 @@ next:
 	}
 	slices.SortStableFunc(places[:count], func(a, b place) int { return b.leaves - a.leaves })
 	for _, at := range places[:count] {
-		p.GPU[0], p.Start[0] = uint8(at.gpu), uint8(at.start) //nolint:gosec // small
+		p.GPU[0], p.Start[0] = uint8(at.gpu), uint8(at.start)
 		yield(p)
 	}
 }

@@ -204,7 +204,7 @@ func (p *Placer) anyDevice(n *node, cl *class, plan *Plan) {
 			continue
 		}
 		if seen++; p.rng.IntN(seen) == 0 && cl.Profile == "" {
-			plan.GPU[0] = uint8(g) //nolint:gosec // less than MaxGPUs
+			plan.GPU[0] = uint8(g)
 		}
 	}
 }

@@ -120,7 +120,7 @@ func (c *Cluster) everFits(n *node, cl *class) bool {
 func (n *node) emptied() node {
 	e := node{spec: n.spec, product: n.product, cpu: n.spec.MilliCPU, memory: n.spec.MemoryMiB, gpus: make([]gpuState, len(n.gpus))}
 	for g := range e.gpus {
-		e.gpus[g] = gpuState{free: Whole, memory: int32(n.spec.GPUMemoryMiB)} //nolint:gosec // checked by Validate
+		e.gpus[g] = gpuState{free: Whole, memory: int32(n.spec.GPUMemoryMiB)}
 	}
 	return e
 }

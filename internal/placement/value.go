@@ -121,10 +121,10 @@ func pack(s *gpuState, grain int32) packed {
 	case mig:
 		return packedMIG | packed(s.cut)
 	case slots:
-		return packed(s.free)<<packedFree | packed(s.use)<<packedUse | packed(s.taken)<<packedTaken | packed(s.memory/grain) //nolint:gosec // none is negative
+		return packed(s.free)<<packedFree | packed(s.use)<<packedUse | packed(s.taken)<<packedTaken | packed(s.memory/grain)
 	}
 	// How many share the GPU matters to nothing.
-	return packed(s.free)<<packedFree | packed(s.use)<<packedUse | packed(s.memory/grain) //nolint:gosec // none is negative
+	return packed(s.free)<<packedFree | packed(s.use)<<packedUse | packed(s.memory/grain)
 }
 
 // unpack is the opposite of pack; what was left out is 0.
@@ -138,9 +138,9 @@ func (p packed) unpack(spec *NodeSpec, grain int32) gpuState {
 		return s
 	}
 	return gpuState{
-		free: int16(p >> packedFree), use: use(p >> packedUse & packedTakenTo), //nolint:gosec // as packed
-		taken:  uint16(p >> packedTaken & packedTakenTo), //nolint:gosec // as packed
-		memory: int32(p&(1<<packedTaken-1)) * grain,      //nolint:gosec // as packed
+		free: int16(p >> packedFree), use: use(p >> packedUse & packedTakenTo),
+		taken:  uint16(p >> packedTaken & packedTakenTo),
+		memory: int32(p&(1<<packedTaken-1)) * grain,
 	}
 }
 
@@ -275,7 +275,7 @@ func (v *value) draw(reach []float64) {
 		for k, stratum := range rng.Perm(v.sequences) {
 			u := (float64(stratum) + rng.Float64()) / float64(v.sequences)
 			i, _ := slices.BinarySearch(reach, u*reach[len(reach)-1])
-			v.draws[k][d] = uint8(min(i, len(reach)-1)) //nolint:gosec // less than maxMix
+			v.draws[k][d] = uint8(min(i, len(reach)-1))
 		}
 	}
 }
@@ -329,7 +329,7 @@ func (v *value) locate(i int) int32 {
 }
 
 func (v *value) shapeOf(n *node) int32 {
-	key := shapeKey{group: int32(n.group), cpu: int32(n.cpu / v.cpuGrain)} //nolint:gosec // small
+	key := shapeKey{group: int32(n.group), cpu: int32(n.cpu / v.cpuGrain)}
 	grain := v.memoryGrain(key.group)
 	for g := range n.gpus {
 		p := pack(&n.gpus[g], grain)
@@ -342,7 +342,7 @@ func (v *value) shapeOf(n *node) int32 {
 	if id, ok := v.ids[key]; ok {
 		return id
 	}
-	id := int32(len(v.shapes)) //nolint:gosec // bounded
+	id := int32(len(v.shapes))
 	v.ids[key] = id
 	v.shapes = append(v.shapes, shape{key: key})
 	return id

@@ -245,7 +245,7 @@ func (s *timed) nextEvent(more bool, arrives time.Duration) (time.Duration, even
 func (s *timed) setFailures() error {
 	for i, f := range s.Failures {
 		if f.Node < 0 || f.Node >= len(s.nodes) || f.At < 0 || f.Length <= 0 {
-			return fmt.Errorf("Failures[%d]: node %d from %v for %v: give a node from 0 to %d and times above 0", i, f.Node, f.At, f.Length, len(s.nodes)-1)
+			return fmt.Errorf("failure %d: node %d from %v for %v: give a node from 0 to %d and times above 0", i, f.Node, f.At, f.Length, len(s.nodes)-1)
 		}
 	}
 	s.failures = slices.SortedStableFunc(slices.Values(s.Failures), func(a, b Failure) int { return cmp.Compare(a.At, b.At) })
