@@ -6,6 +6,14 @@ import "math"
 func (v *value) look(s *shape) {
 	group := &v.groups[s.key.group]
 	n := v.nodeOf(&s.key)
+	b := bins{n: len(n.gpus)}
+	left, plain := 0, true
+	for g := range n.gpus {
+		s := &n.gpus[len(n.gpus)-1-g] // they are in descending order
+		plain = plain && (s.use == idle || s.use == shares)
+		b.free[g], b.memory[g] = s.free, s.memory
+		left += int(s.free)
+	}
 	// What does not fit now never will: most draws are passed over at once.
 	var can [maxMix]bool
 	some := false
@@ -21,6 +29,9 @@ func (v *value) look(s *shape) {
 				can[t], some = true, true
 				s.places = append(s.places, room{uint16(t), uint16(min(places, math.MaxUint16))})
 			}
+		case plain && !cl.Slot:
+			can[t] = b.have(o) >= o.count
+			some = some || can[t]
 		default:
 			can[t] = n.devices(cl) >= o.count
 			some = some || can[t]
@@ -30,18 +41,10 @@ func (v *value) look(s *shape) {
 	if !some {
 		return
 	}
-	b := bins{n: len(n.gpus)}
-	left, plain := 0, true
-	for g := range n.gpus {
-		s := &n.gpus[g]
-		plain = plain && (s.use == idle || s.use == shares)
-		b.free[g], b.memory[g] = s.free, s.memory
-		left += int(s.free)
-	}
 	total := 0
 	for _, draws := range v.draws {
-		if plain {
-			total += group.fillPlain(draws, &can, n.cpu, b, left)
+		if plain && !group.odd {
+			total += group.fillPlain(draws, &can, n.cpu, b)
 		} else {
 			total += v.fillAny(group, draws, &can, &n, left)
 		}
@@ -76,11 +79,13 @@ func (n *node) places(cl *class, o *offer) int {
 	return k
 }
 
-// bins are GPUs that are idle or shared, by what they have left.
+// bins are GPUs that are idle or shared, by what they have left. From first to n
+// they are in ascending order of free, so that the first that fits is the
+// tightest; those before have too little for anything.
 type bins struct {
-	free   [MaxGPUs]int16
-	memory [MaxGPUs]int32
-	n      int
+	free     [MaxGPUs]int16
+	memory   [MaxGPUs]int32
+	first, n int
 }
 
 // fits says whether a GPU has a device of an offer. A whole GPU is a share of all
@@ -89,67 +94,62 @@ func (b *bins) fits(g int, o *offer) bool {
 	return int(b.free[g]) >= o.milli && int(b.memory[g]) >= o.memory
 }
 
+// take takes a device of GPU g, and puts the GPU where it belongs then.
 func (b *bins) take(g int, o *offer) {
-	b.free[g] -= int16(o.milli)
-	b.memory[g] -= int32(o.memory)
+	free, memory := b.free[g]-int16(o.milli), b.memory[g]-int32(o.memory)
+	for ; g > b.first && b.free[g-1] > free; g-- {
+		b.free[g], b.memory[g] = b.free[g-1], b.memory[g-1]
+	}
+	b.free[g], b.memory[g] = free, memory
 }
 
-// takeOne takes a device of the GPU with the least free that has one.
-func (b *bins) takeOne(o *offer) bool {
-	best, least := -1, int16(math.MaxInt16)
-	for g := range b.n {
-		if b.free[g] < least && b.fits(g, o) {
-			best, least = g, b.free[g]
+// have is how many GPUs have a device.
+func (b *bins) have(o *offer) int {
+	n := 0
+	for g := b.first; g < b.n; g++ {
+		if b.fits(g, o) {
+			n++
 		}
 	}
-	if best < 0 {
+	return n
+}
+
+// takeAll takes the devices of an offer, each of the tightest GPU. Where there
+// are too few it takes none and returns false.
+func (b *bins) takeAll(o *offer, least int) bool {
+	if o.count > 1 && b.have(o) < o.count {
 		return false
 	}
-	b.take(best, o)
+	// A GPU that gave one moves to the front: those after it have not.
+	g := b.first
+	for range o.count {
+		for ; g < b.n && !b.fits(g, o); g++ {
+		}
+		if g == b.n {
+			return false
+		}
+		b.take(g, o)
+		g++
+	}
+	for b.first < b.n && int(b.free[b.first]) < least {
+		b.first++
+	}
 	return true
 }
 
-// takeSeveral takes a device of each of the first GPUs that have one.
-func (b *bins) takeSeveral(o *offer) bool {
-	have := 0
-	for g := range b.n {
-		if b.fits(g, o) {
-			have++
-		}
-	}
-	if have < o.count {
-		return false
-	}
-	for g, want := 0, o.count; want > 0; g++ {
-		if b.fits(g, o) {
-			b.take(g, o)
-			want--
-		}
-	}
-	return true
-}
-
-// fillPlain fills bins, which are its own. Full is the most that they can take in.
-func (t *group) fillPlain(draws []uint8, can *[maxMix]bool, cpu int, b bins, full int) int {
+// fillPlain fills bins, which are its own.
+func (t *group) fillPlain(draws []uint8, can *[maxMix]bool, cpu int, b bins) int {
 	taken := 0
 	for _, d := range draws {
 		if !can[d] {
 			continue
 		}
 		o := &t.offers[d]
-		switch {
-		case o.cpu > cpu:
-			continue
-		case o.count == 0:
-		case o.count == 1:
-			if !b.takeOne(o) {
-				continue
-			}
-		case !b.takeSeveral(o):
+		if o.cpu > cpu || o.count > 0 && !b.takeAll(o, t.smallest) {
 			continue
 		}
 		cpu -= o.cpu
-		if taken += o.count * o.milli; taken == full || cpu < t.least {
+		if taken += o.count * o.milli; b.first == b.n || cpu < t.least {
 			break
 		}
 	}

@@ -144,7 +144,7 @@ func (p *Placer) evaluate(i int, id ClassID, e *entry) {
 		return
 	}
 	_, tight := p.judge.(published)
-	var plan Plan
+	plan := Plan{Node: i}
 	n.choices(cl, &plan, func(q *Plan) {
 		s := p.judge.score(n, cl, q)
 		// The published policies do not tell devices apart: the one with the

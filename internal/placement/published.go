@@ -163,7 +163,16 @@ func newTypical(c *Cluster, sample []Request) ([]typical, error) {
 // of the mix cannot use: all of it where the request has no GPU or does not fit,
 // else the GPUs with less left than it needs (F in the paper).
 func fragmentation(mix []typical, n *node) float64 {
-	free := n.freeMilli()
+	free := 0
+	var left, usable [MaxGPUs]int // by all, and by shares and whole GPUs
+	for g := range n.gpus {
+		s := &n.gpus[g]
+		left[g] = int(s.free)
+		free += left[g]
+		if s.use == idle || s.use == shares {
+			usable[g] = left[g]
+		}
+	}
 	if free == 0 {
 		return 0
 	}
@@ -175,11 +184,12 @@ func fragmentation(mix []typical, n *node) float64 {
 			continue
 		}
 		have, small := 0, 0
+		plain := t.Milli > 0 && (t.GPUMemoryMiB == 0 || n.spec.GPUMemoryMiB == 0)
 		for g := range n.gpus {
-			if n.spec.has(&n.gpus[g], t.class) {
+			if plain && usable[g] >= t.Milli || !plain && n.spec.has(&n.gpus[g], t.class) {
 				have++
 			} else {
-				small += int(n.gpus[g].free)
+				small += left[g]
 			}
 		}
 		if have < t.Count {
@@ -195,9 +205,16 @@ func fragmentation(mix []typical, n *node) float64 {
 type gradient struct {
 	typical []typical
 	p       *Placer
+	// before is the fragmentation of the node in this state.
+	node    *node
+	version uint64
+	before  float64
 }
 
 func (j *gradient) score(n *node, cl *class, p *Plan) float64 {
-	descent := fragmentation(j.typical, n) - fragmentation(j.typical, j.p.after(n, cl, p))
+	if version := j.p.c.version[p.Node]; j.node != n || j.version != version {
+		j.node, j.version, j.before = n, version, fragmentation(j.typical, n)
+	}
+	descent := j.before - fragmentation(j.typical, j.p.after(n, cl, p))
 	return math.Trunc(100 / (1 + math.Exp(-descent/Whole)))
 }

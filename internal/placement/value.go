@@ -91,6 +91,10 @@ type group struct {
 	// least is the least CPU of those that take GPU: with less, nothing is left
 	// to fill.
 	least int
+	// smallest is the least share of a GPU that any of them takes.
+	smallest int
+	// odd says that some of them are for slots or MIG devices.
+	odd bool
 }
 
 // shapeKey is what V and places depend on. GPUs are in descending order, so that
@@ -238,7 +242,7 @@ func (v *value) setMix() {
 	for g := range v.c.groups {
 		spec := &v.c.groups[g]
 		to := &v.groups[g]
-		to.least = math.MaxInt
+		to.least, to.smallest = math.MaxInt, math.MaxInt
 		n := node{spec: spec, product: slices.Index(v.c.products, spec.Product)}
 		for _, t := range v.mix {
 			o := offer{cpu: t.MilliCPU, count: t.Count, milli: t.milli(spec), memory: spec.shareMemory(t.class)}
@@ -246,7 +250,8 @@ func (v *value) setMix() {
 			case o.barred:
 				o.cpu = math.MaxInt
 			case o.count > 0:
-				to.least = min(to.least, o.cpu)
+				to.least, to.smallest = min(to.least, o.cpu), min(to.smallest, o.milli)
+				to.odd = to.odd || t.Slot || t.Profile != ""
 			}
 			to.offers = append(to.offers, o)
 		}
