@@ -142,19 +142,30 @@ func runReplay(ctx context.Context, o *replayOptions, stdout, stderr io.Writer) 
 	if err != nil {
 		return fmt.Errorf("replay: %w", err)
 	}
-	report := newReplayReport(o, load, policies, runs)
+	return o.show(newReplayReport(o, load, policies, runs), stdout)
+}
+
+// report is what a mode of `replay` has to show.
+type report interface {
+	figure() *figure
+	writeCSV(out io.Writer) error
+	writeTable(out io.Writer, seeds string) error
+}
+
+// show writes a report in the form that the flags ask for.
+func (o *replayOptions) show(r report, stdout io.Writer) error {
 	if o.plot != "" {
-		if err := writeFile(o.plot, report.figure().writeTo); err != nil {
+		if err := writeFile(o.plot, r.figure().writeTo); err != nil {
 			return fmt.Errorf("replay: --plot: %w", err)
 		}
 	}
 	switch o.format {
 	case "json":
-		return writeAs(stdout, o.format, report)
+		return writeAs(stdout, o.format, r)
 	case "csv":
-		return report.writeCSV(stdout)
+		return r.writeCSV(stdout)
 	}
-	return report.writeTable(stdout, o.seeds)
+	return r.writeTable(stdout, o.seeds)
 }
 
 // parsePolicies returns the policies that the flags describe, but for the seed.

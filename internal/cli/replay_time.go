@@ -143,19 +143,7 @@ func runTimed(ctx context.Context, o *replayOptions, l *workload, policies []pla
 	if err != nil {
 		return fmt.Errorf("replay: %w", err)
 	}
-	report := newTimedReport(o, l, setups, seeds, runs)
-	if o.plot != "" {
-		if err := writeFile(o.plot, report.figure().writeTo); err != nil {
-			return fmt.Errorf("replay: --plot: %w", err)
-		}
-	}
-	switch o.format {
-	case "json":
-		return writeAs(stdout, o.format, report)
-	case "csv":
-		return report.writeCSV(stdout)
-	}
-	return report.writeTable(stdout, o.seeds)
+	return o.show(newTimedReport(o, l, setups, seeds, runs), stdout)
 }
 
 func newTimedReport(o *replayOptions, l *workload, setups []setup, seeds []int64, runs []*simulator.TimedReport) *timedReport {

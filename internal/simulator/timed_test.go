@@ -198,7 +198,7 @@ func TestTimedScenarios(t *testing.T) {
 	if !ok {
 		t.Fatal("no scenario shared-40")
 	}
-	scenario.Days = 1
+	scenario.Jobs = 60
 	for _, sharing := range simulator.Sharings() {
 		for _, queue := range simulator.QueueNames() {
 			t.Run(sharing.Name+"/"+queue, func(t *testing.T) {
