@@ -3,6 +3,7 @@ SHELL := /bin/bash
 BIN := bin
 GO ?= go
 LINT := $(GO) tool -modfile=tools/lint/go.mod golangci-lint
+CODEGEN := $(GO) tool -modfile=tools/codegen/go.mod controller-gen
 # Real kubelets need root; sudo is used where make is not run as root. What it
 # runs finds the caller's cache and builds nothing, so that no file there becomes
 # root's.
@@ -32,6 +33,10 @@ demo: tools ## Run a cluster of three GPU machines and the examples; KEEP=1 keep
 
 .PHONY: test
 test: vet lint unit e2e ## Everything that must pass: vet, lint, unit tests, e2e on real kubelets
+
+.PHONY: generate
+generate: ## Generate the deep copies and manifests of the API from its types
+	$(CODEGEN) object crd paths=./api/... output:crd:dir=api/v1alpha1/crds
 
 .PHONY: vet
 vet: ## Run go vet
@@ -66,7 +71,11 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 verify: ## Check that go.mod files are tidy and the code is formatted
 	$(GO) mod tidy -diff
 	cd tools/kubernetes && $(GO) mod tidy -diff
-	@test -z "$$(gofmt -l cmd internal test tools)" || { gofmt -l cmd internal test tools; exit 1; }
+	cd tools/codegen && $(GO) mod tidy -diff
+	@out=$$(mktemp -d) && $(CODEGEN) object crd paths=./api/... output:object:dir=$$out output:crd:dir=$$out/crds && \
+	  diff -r $$out/crds api/v1alpha1/crds && diff $$out/zz_generated.deepcopy.go api/v1alpha1/zz_generated.deepcopy.go || \
+	  { echo "the API's generated files are not what its types say: run make generate"; exit 1; }
+	@test -z "$$(gofmt -l api cmd internal test tools)" || { gofmt -l api cmd internal test tools; exit 1; }
 
 .PHONY: clean
 clean: ## Remove bin/ (the user's cache of Kubernetes programs stays)

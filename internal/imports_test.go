@@ -18,7 +18,7 @@ import (
 const module = "github.com/ashlar-gpu/ashlar/"
 
 // pure are the packages whose output depends on their arguments alone.
-var pure = []string{"gpu", "placement", "quota", "trace", "simulator", "kube", "sharing", "lint", "nearest"}
+var pure = []string{"gpu", "placement", "quota", "trace", "simulator", "kube", "sharing", "lint", "nearest", "health"}
 
 // layers says which packages of this module a package may import, where that
 // is limited. Packages that do not exist yet are listed too.
@@ -33,6 +33,9 @@ var layers = map[string]struct {
 	"simulator": {[]string{"gpu", "placement", "quota", "trace"}, "replay must run without Kubernetes"},
 	"sharing":   {[]string{"gpu", "nearest"}, "a config is turned into a plan without a node"},
 	"nvml":      {[]string{"gpu"}, "hardware is read into the domain model and no further"},
+	"health":    {[]string{"gpu"}, "verdicts follow from facts, without a node"},
+	"mig":       {[]string{"gpu", "nearest"}, "a change of MIG devices is planned without a cluster"},
+	"kube":      {[]string{"gpu", "sharing"}, "objects are turned into domain values and back, without a client"},
 	"machine":   {[]string{"gpu", "nearest"}, "a simulated machine stands in for nvml and must not know more"},
 }
 

@@ -178,7 +178,7 @@ func remaining(plan *sharing.Plan, m *gpu.Machine) *sharing.Plan {
 		r.Devices = nil
 		for _, d := range devices {
 			if g := m.Parent(d.ID.Base); g != nil && (d.ID.Base != g.UUID || !g.MIG.Enabled) {
-				d.Health = g.Health
+				d.Health = g.HealthOf(d.ID.Base)
 				r.Devices = append(r.Devices, d)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -47,6 +48,8 @@ type Ledger struct {
 
 	mu   sync.Mutex
 	uses map[string]gpuUse // by the UUID of the GPU
+	// blocked are the reasons why GPUs and MIG devices get no new use.
+	blocked map[string]string
 }
 
 // gpuUse is what is in use of one GPU: the slots, or gpu.NoSlot, of each view.
@@ -137,8 +140,39 @@ func (l *Ledger) Reserve(now time.Time, r *sharing.Resource, devices []sharing.D
 	return nil
 }
 
+// SetBlocked replaces the GPUs and MIG devices, by UUID, that get no new use,
+// with the reasons. What is in use stays in use, and can be reserved again under
+// the same resource, as by the containers after an init container. When
+// SetBlocked has returned, InUse of a blocked GPU can only shrink.
+func (l *Ledger) SetBlocked(reasons map[string]string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.blocked = maps.Clone(reasons)
+}
+
+// blocks is why the device gets no new use, or "".
+func (l *Ledger) blocks(d sharing.Device) string {
+	return cmp.Or(l.blocked[d.GPU], l.blocked[d.ID.Base])
+}
+
+// InUse lists what is in use of the GPU with that UUID: itself, or some of its
+// MIG devices, by UUID and sorted.
+func (l *Ledger) InUse(id string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var bases []string
+	for v := range l.uses[id] {
+		bases = append(bases, v.base)
+	}
+	slices.Sort(bases)
+	return slices.Compact(bases)
+}
+
 // check says what keeps a device from being reserved, given its present use.
 func (l *Ledger) check(d sharing.Device, v view, u use, slots int) error {
+	if reason := l.blocks(d); reason != "" && u == (use{}) {
+		return errors.New(reason)
+	}
 	if other, ok := l.excluder(d.GPU, v); ok {
 		return errors.New(inUse(d.GPU, other))
 	}
@@ -179,7 +213,7 @@ func (l *Ledger) Withheld(p *sharing.Plan) map[string]map[string]string {
 func (l *Ledger) withheldOf(r *sharing.Resource) map[gpu.DeviceID]string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.uses) == 0 {
+	if len(l.uses) == 0 && len(l.blocked) == 0 {
 		return nil
 	}
 	type state struct {
@@ -204,6 +238,8 @@ func (l *Ledger) withheldOf(r *sharing.Resource) map[gpu.DeviceID]string {
 		case used:
 		case s.excluded != "":
 			withheld[d.ID] = s.excluded
+		case l.blocks(d) != "":
+			withheld[d.ID] = l.blocks(d)
 		case !v.whole:
 			s.free = append(s.free, d.ID)
 		}

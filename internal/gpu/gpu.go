@@ -12,6 +12,9 @@ type Machine struct {
 	Driver string
 	// CUDA is the highest CUDA version that the driver supports, "major.minor".
 	CUDA string
+	// Board is the name that the host's firmware gives the machine, "" where it is
+	// not known.
+	Board string
 	// GPUs are in index order: GPUs[i].Index == i.
 	GPUs []GPU
 	// Links has one row and column per GPU, in the same order.
@@ -38,6 +41,9 @@ type GPU struct {
 	PCIBusID string
 	// PCIDeviceID is the 16-bit PCI device id.
 	PCIDeviceID uint16
+	// PCIClass is the PCI class and subclass, 0x0300 for a VGA and 0x0302 for a 3D
+	// controller, 0 where it is not known.
+	PCIClass uint16
 	// NUMA is the NUMA node next to the GPU, -1 where it is not known.
 	NUMA int
 	// PCIeRoot names the root complex, "" where it is not known.
@@ -51,6 +57,8 @@ type GPU struct {
 	MIG MIGState
 	// Health is the state of the GPU and so of all its views.
 	Health Health
+	// Recovery is what the driver says must be done with the GPU.
+	Recovery Recovery
 }
 
 // ComputeCapability is a CUDA compute capability such as 8.0.
@@ -90,6 +98,52 @@ type MIGDevice struct {
 	Placement Placement
 	// MemoryMiB is the memory of the slice.
 	MemoryMiB int
+	// Attributes are what else the slice has.
+	Attributes MIGAttributes
+	// Health is the state of the slice alone. That of its GPU counts as well.
+	Health Health
+}
+
+// MIGAttributes are the parts of a MIG device. What is not known is 0.
+type MIGAttributes struct {
+	// SMs is the number of multiprocessors.
+	SMs int
+	// Slices are the compute slices of the GPU instance, ComputeSlices those of the
+	// compute instance.
+	Slices, ComputeSlices int
+	// The numbers of engines: copy, video decoder and encoder, JPEG decoder, optical
+	// flow.
+	CopyEngines, Decoders, Encoders, JPEG, OFA int
+}
+
+// Recovery is what a driver says must be done with a GPU before it works as it
+// should: NVML's "GPU recovery action". The zero value is that nothing must, or
+// that the driver does not say.
+type Recovery int
+
+// The actions, in NVML's order.
+const (
+	RecoveryNone Recovery = iota
+	RecoveryReset
+	RecoveryReboot
+	RecoveryDrainP2P
+	RecoveryDrainReset
+)
+
+func (r Recovery) String() string {
+	switch r {
+	case RecoveryNone:
+		return "none"
+	case RecoveryReset:
+		return "reset the GPU"
+	case RecoveryReboot:
+		return "reboot the node"
+	case RecoveryDrainP2P:
+		return "drain peer-to-peer traffic"
+	case RecoveryDrainReset:
+		return "drain and reset the GPU"
+	}
+	return "Recovery(" + strconv.Itoa(int(r)) + ")"
 }
 
 // HealthState is the state of a GPU. The zero value is Healthy.
@@ -126,6 +180,19 @@ type Health struct {
 
 // OK says whether work may be put on the GPU.
 func (h Health) OK() bool { return h.State == Healthy }
+
+// HealthOf is what counts for the base of a device id: the health of the GPU,
+// and where that is well and the base is one of its MIG devices, that one's.
+func (g *GPU) HealthOf(base string) Health {
+	if g.Health.OK() {
+		for i := range g.MIG.Devices {
+			if g.MIG.Devices[i].UUID == base {
+				return g.MIG.Devices[i].Health
+			}
+		}
+	}
+	return g.Health
+}
 
 // ByUUID returns the GPU with the given UUID, or nil.
 func (m *Machine) ByUUID(uuid string) *GPU {

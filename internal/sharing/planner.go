@@ -148,7 +148,7 @@ func wholeGPU(g *gpu.GPU) device {
 func migDevice(g *gpu.GPU, d *gpu.MIGDevice) device {
 	index := fmt.Sprintf("%d:%d", g.Index, d.Index)
 	return device{
-		Device{ID: gpu.DeviceID{Base: d.UUID, Slot: gpu.NoSlot}, GPU: g.UUID, Index: index, NUMA: g.NUMA, Health: g.Health},
+		Device{ID: gpu.DeviceID{Base: d.UUID, Slot: gpu.NoSlot}, GPU: g.UUID, Index: index, NUMA: g.NUMA, Health: g.HealthOf(d.UUID)},
 		[]string{index, d.UUID, fmt.Sprintf("MIG-%s/%d/%d", g.UUID, d.GI, d.CI)},
 	}
 }
