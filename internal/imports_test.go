@@ -34,7 +34,7 @@ var layers = map[string]struct {
 	"sharing":   {[]string{"gpu", "nearest"}, "a config is turned into a plan without a node"},
 	"nvml":      {[]string{"gpu"}, "hardware is read into the domain model and no further"},
 	"health":    {[]string{"gpu"}, "verdicts follow from facts, without a node"},
-	"mig":       {[]string{"gpu", "nearest"}, "a change of MIG devices is planned without a cluster"},
+	"mig":       {[]string{"gpu", "nearest", "placement"}, "a change of MIG devices is planned without a cluster"},
 	"kube":      {[]string{"gpu", "sharing"}, "objects are turned into domain values and back, without a client"},
 	"machine":   {[]string{"gpu", "nearest"}, "a simulated machine stands in for nvml and must not know more"},
 }
