@@ -39,7 +39,7 @@ func (j published) score(n *node, cl *class, p *Plan) float64 {
 	var s float64
 	switch j.kind {
 	case bestFit:
-		s = 100 * (1 - 0.5*float64(n.cpu-cl.MilliCPU)/scaleCPU - 0.5*float64(free-milli)/scaleGPU)
+		s = 100 * (1 - (float64(n.cpu-cl.MilliCPU)/scaleCPU+float64(free-milli)/scaleGPU)/2)
 	case dotProduct:
 		cpu := float64(n.cpu) / scaleCPU * (float64(cl.MilliCPU) / scaleCPU)
 		s = 100 * (1 - (cpu+float64(free)/scaleGPU*(float64(milli)/scaleGPU))/2)
@@ -153,8 +153,11 @@ func newTypical(c *Cluster, sample []Request) ([]typical, error) {
 		n++
 	}
 	list = list[:n]
+	// Shares of the sample first, as in the published simulator: the last bits of a
+	// share decide whether a descent of nothing counts as one.
+	total := float64(len(sample))
 	for i := range list {
-		list[i].p /= sum
+		list[i].p = list[i].p / total / (sum / total)
 	}
 	return list, nil
 }
@@ -176,11 +179,21 @@ func fragmentation(mix []typical, n *node) float64 {
 	if free == 0 {
 		return 0
 	}
-	sum := 0.0
+	// The published simulator sums by cause, and then the causes: another order of
+	// additions can move a score over the edge of an integer.
+	var sums [causes]float64
 	for i := range mix {
 		t := &mix[i]
-		if t.Count == 0 || n.cpu < t.MilliCPU || !t.allowed(n) {
-			sum += t.p * float64(free)
+		short := n.cpu < t.MilliCPU
+		switch {
+		case t.Count == 0 && short:
+			sums[noGPUAskedNoCPU] += t.p * float64(free)
+			continue
+		case t.Count == 0:
+			sums[noGPUAsked] += t.p * float64(free)
+			continue
+		case !t.allowed(n):
+			sums[notAllowed] += t.p * float64(free)
 			continue
 		}
 		have, small := 0, 0
@@ -192,13 +205,35 @@ func fragmentation(mix []typical, n *node) float64 {
 				small += left[g]
 			}
 		}
-		if have < t.Count {
-			small = free
+		switch {
+		case have < t.Count && short:
+			sums[noGPUNoCPU] += t.p * float64(free)
+		case have < t.Count:
+			sums[noGPU] += t.p * float64(free)
+		case short:
+			sums[noCPU] += t.p * float64(free)
+		default:
+			sums[noGPU] += t.p * float64(small)
 		}
-		sum += t.p * float64(small)
+	}
+	sum := 0.0
+	for _, s := range sums {
+		sum += s
 	}
 	return sum
 }
+
+// Why a request of the mix cannot use free thousandths of a GPU, in the order of
+// the published simulator.
+const (
+	noGPUNoCPU = iota
+	noGPU
+	noCPU
+	noGPUAsked
+	noGPUAskedNoCPU
+	notAllowed
+	causes
+)
 
 // gradient is the fgd policy: the descent of fragmentation, squeezed into the
 // integers 0 to 100 by a sigmoid.
