@@ -18,9 +18,10 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build ashlar and ashlar-agent into bin/
+build: ## Build ashlar, ashlar-agent and ashlar-controller into bin/
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ashlar ./cmd/ashlar
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ashlar-controller ./cmd/ashlar-controller
 	CGO_ENABLED=1 $(GO) build -trimpath -o $(BIN)/ashlar-agent ./cmd/ashlar-agent
 
 .PHONY: tools

@@ -4,19 +4,23 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/ashlar-gpu/ashlar/internal/cdi"
 	"github.com/ashlar-gpu/ashlar/internal/deviceplugin"
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
+	"github.com/ashlar-gpu/ashlar/internal/health"
+	"github.com/ashlar-gpu/ashlar/internal/kube"
+	"github.com/ashlar-gpu/ashlar/internal/migmanager"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
 
@@ -30,9 +34,8 @@ const (
 	// settle is the pause after something changed, so that what belongs together
 	// is handled in one step.
 	settle = 100 * time.Millisecond
-	// labelsAgain is when labels are looked at again although nothing changed, and
-	// after the apiserver failed.
-	labelsAgain = time.Minute
+	// refreshPoll is how often one who waits for a new reading looks for it.
+	refreshPoll = 20 * time.Millisecond
 )
 
 // Options says what to run on.
@@ -56,9 +59,20 @@ type Options struct {
 	// ProcRoot is where the driver's files under /proc are, "" for a machine
 	// without a driver.
 	ProcRoot string
+	// Health says when a GPU counts as unhealthy and how it returns.
+	Health health.Policy
+	// BootID tells one boot of the host from the next.
+	BootID string
+	// MIGConfigFile has the configs that the label nvidia.com/mig.config names, ""
+	// for those that fit the machine.
+	MIGConfigFile string
+	// DrainTimeout is how long pods have to leave a GPU that is cut anew.
+	DrainTimeout time.Duration
 	// Client reaches the apiserver, nil for none.
 	Client kubernetes.Interface
-	Log    *slog.Logger
+	// GPUNodes reaches the GPUNodes, nil where none is written.
+	GPUNodes client.WithWatch
+	Log      *slog.Logger
 }
 
 func (o *Options) devicePlugins() string { return filepath.Join(o.KubeletDir, "device-plugins") }
@@ -69,16 +83,30 @@ func (o *Options) podResourcesSocket() string {
 	return filepath.Join(o.KubeletDir, "pod-resources", "kubelet.sock")
 }
 
-// agent is the reconciler. Its fields belong to the goroutine of Run.
+// agent is the reconciler. Its fields belong to the goroutine of Run, but for
+// those that say otherwise.
 type agent struct {
 	Options
-	api    *nodeAPI // nil without apiserver
-	ledger *deviceplugin.Ledger
+	*troubles
+	api       *nodeAPI // nil without apiserver
+	publisher *publisher
+	steering  *steering
+	mig       *migmanager.Manager // nil without apiserver or machine
+	ledger    *deviceplugin.Ledger
+	blocks    blocks
 	// wake makes the next step come now.
 	wake chan struct{}
+	// beside are the goroutines that end before Run returns.
+	beside sync.WaitGroup
 
-	reader  reader
-	machine *gpu.Machine // nil until the first reading
+	reader reader
+	events inbox
+	// raw is the last reading, machine the same with the verdicts of the health
+	// rules; both are nil until the first.
+	raw, machine *gpu.Machine
+	tracker      *health.Tracker
+	healthSaved  []byte
+	cordoned     map[string]bool
 	// parents remembers the GPU of every GPU and MIG device ever seen: a pod may
 	// hold one that is gone.
 	parents map[string]string
@@ -88,14 +116,16 @@ type agent struct {
 
 	kubelet kubeletState
 	servers map[string]*served
-	// held are the GPUs and MIG devices that containers hold, sorted.
-	held []string
-	cdi  cdiState
-	// labels are those that the node had at labelsAt.
-	labels   map[string]string
-	labelsAt time.Time
-	// degraded are the troubles that were reported and are not over.
-	degraded map[string]string
+	// holders are the containers that hold devices; held are the UUIDs of these,
+	// sorted.
+	holders []kube.Holder
+	held    []string
+	cdi     cdiState
+
+	// facts are what the MIG manager looks at, and served the number of the reading
+	// that is offered.
+	facts  atomic.Pointer[migmanager.Facts]
+	served atomic.Int64
 }
 
 // Run serves the node's GPUs until ctx ends. It returns an error only where it
@@ -104,8 +134,12 @@ type agent struct {
 func Run(ctx context.Context, o Options) error {
 	a := &agent{
 		Options: o, ledger: deviceplugin.NewLedger(), wake: make(chan struct{}, 1),
-		parents: make(map[string]string), servers: make(map[string]*served), degraded: make(map[string]string),
+		parents: make(map[string]string), servers: make(map[string]*served),
 	}
+	a.troubles = &troubles{log: o.Log, now: make(map[string]string), event: func(format string, args ...any) {
+		a.api.event(corev1.EventTypeWarning, reasonDegraded, format, args...)
+	}}
+	a.blocks.ledger = a.ledger
 	if a.Override == nil {
 		a.Override = func(*sharing.Config) {}
 	}
@@ -113,15 +147,36 @@ func Run(ctx context.Context, o Options) error {
 		return fmt.Errorf("state folder: %w", err)
 	}
 	if a.Client != nil {
-		api, err := newNodeAPI(ctx, a.Client, a.NodeName, a.kick, a.Log)
+		api, err := newNodeAPI(ctx, &a.Options, a.kick)
 		if err != nil {
 			return err
 		}
-		a.api = api
+		a.api, a.publisher = api, newPublisher(api, a.troubles)
+		a.steering = newSteering(a.NodeName, api.podsNow, a.Log)
+		a.steering.listed = func(err error) {
+			if err != nil {
+				a.trouble("steering", "the pods of the node cannot be listed, so plans are not followed: %v", err)
+			} else {
+				a.well("steering")
+			}
+		}
+		a.steering.invalid = func(pod *corev1.Pod, err error) {
+			api.podEvent(pod, corev1.EventTypeWarning, reasonPlanInvalid, "%v", err)
+		}
 	}
-	defer a.close()
+	// What runs beside the reconciler ends before it returns.
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		a.beside.Wait()
+		a.close()
+	}()
+	if a.publisher != nil {
+		a.beside.Go(func() { a.publisher.run(ctx) })
+	}
+	a.restoreHealth()
 	a.loadConfig()
-	if err := a.openHardware(); err != nil {
+	if err := a.openHardware(ctx); err != nil {
 		if a.config.failOnInitError() {
 			return err
 		}
@@ -164,10 +219,11 @@ func (a *agent) close() {
 // with the failure of the ones before.
 func (a *agent) step(ctx context.Context, now time.Time) {
 	a.loadConfig()
-	a.readMachine(now)
+	a.readMachine(ctx, now)
 	if a.machine == nil {
 		return
 	}
+	a.cordon()
 	a.makePlan()
 	if a.plan == nil {
 		return
@@ -176,75 +232,12 @@ func (a *agent) step(ctx context.Context, now time.Time) {
 	a.readHolders(ctx, now)
 	a.writeCDI(now)
 	a.serve(ctx, now)
-	a.writeLabels(ctx, now)
+	a.inform()
+	a.served.Store(a.reader.taken)
 }
 
-// trouble reports that a part is degraded: in the log whenever the reason
-// changes, in an Event once, since reasons may hold texts that never repeat.
-func (a *agent) trouble(part, format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	before, already := a.degraded[part]
-	if before == text {
-		return
-	}
-	a.degraded[part] = text
-	a.Log.Error("degraded", "part", part, "reason", text)
-	if !already {
-		a.api.event(corev1.EventTypeWarning, reasonDegraded, "%s: %s", part, text)
-	}
-}
+// trouble reports that a part is degraded.
+func (a *agent) trouble(part, format string, args ...any) { a.report(part, format, args...) }
 
-// well says that the trouble with something is over.
-func (a *agent) well(what string) {
-	if _, ok := a.degraded[what]; ok {
-		delete(a.degraded, what)
-		a.Log.Info("recovered", "part", what)
-	}
-}
-
-// reportHealth says which GPUs changed their health since the last reading.
-func (a *agent) reportHealth(m *gpu.Machine) {
-	for _, g := range m.GPUs {
-		was := gpu.Healthy
-		if a.machine != nil {
-			if old := a.machine.ByUUID(g.UUID); old != nil {
-				was = old.Health.State
-			}
-		}
-		switch {
-		case g.Health.State == was:
-		case g.Health.OK():
-			a.Log.Info("GPU is healthy again", "gpu", g.UUID)
-			a.api.event(corev1.EventTypeNormal, reasonGPUHealthy, "GPU %d (%s) is healthy again", g.Index, g.UUID)
-		default:
-			a.Log.Warn("GPU is unhealthy", "gpu", g.UUID, "state", g.Health.State, "reason", g.Health.Reason)
-			a.api.event(corev1.EventTypeWarning, reasonGPUUnhealthy, "GPU %d (%s) is %s: %s", g.Index, g.UUID, g.Health.State, g.Health.Reason)
-		}
-	}
-}
-
-// writeLabels keeps the node's labels true. They are looked at when they change
-// and now and then, since others can change them.
-func (a *agent) writeLabels(ctx context.Context, now time.Time) {
-	if a.api == nil {
-		return
-	}
-	want := Labels(a.machine, a.plan, string(a.config.current.Flags.MIGStrategy))
-	_, failed := a.degraded["labels"]
-	if (failed || maps.Equal(a.labels, want)) && now.Sub(a.labelsAt) < labelsAgain {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	err := a.api.setLabels(ctx, want)
-	if apierrors.IsNotFound(err) {
-		return // the kubelet has yet to register the node
-	}
-	a.labelsAt = now
-	if err != nil {
-		a.trouble("labels", "%v", err)
-		return
-	}
-	a.well("labels")
-	a.labels = want
-}
+// well says that the trouble with a part is over.
+func (a *agent) well(part string) { a.over(part) }

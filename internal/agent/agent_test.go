@@ -22,6 +22,7 @@ import (
 
 	"github.com/ashlar-gpu/ashlar/internal/cdi"
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
+	"github.com/ashlar-gpu/ashlar/internal/health"
 	"github.com/ashlar-gpu/ashlar/internal/machine"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
@@ -263,6 +264,7 @@ func start(t *testing.T, description, config string) *running {
 		Describe: func(m *gpu.Machine, class cdi.Class, _ *sharing.Flags) (*specs.Spec, error) {
 			return cdi.Simulated(m, class, false)
 		},
+		Health: health.Policy{Quiet: time.Second, MaxQuiet: time.Minute, Memory: time.Hour}, DrainTimeout: 5 * time.Second,
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	}
 	if config != "" {

@@ -145,11 +145,7 @@ func (a *agent) saveConfig() {
 		return
 	}
 	path := filepath.Join(a.StateDir, lastGood)
-	err := os.WriteFile(path+".new", a.config.unsaved, 0o600)
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
+	if err := replaceFile(path, a.config.unsaved); err != nil {
 		a.trouble("state", "%v", err)
 		return
 	}

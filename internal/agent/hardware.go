@@ -1,15 +1,21 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
+	"github.com/ashlar-gpu/ashlar/internal/migmanager"
 )
+
+// migJournal is the folder of the changes of MIG devices that are under way.
+const migJournal = "mig-changes"
 
 const (
 	// hardwareInterval is the shortest time between two readings of the machine,
@@ -25,6 +31,7 @@ const (
 // Hardware is what the agent needs of a machine. The real one is in package
 // nvml, the simulated one in package machine.
 type Hardware interface {
+	migmanager.Hardware
 	// Read returns the whole machine. A GPU that does not answer is in it with its
 	// health; an error means that the driver does not answer at all.
 	Read() (gpu.Machine, error)
@@ -45,11 +52,16 @@ type reader struct {
 	ended time.Time
 	// result has the reading that was under way.
 	result chan reading
-	// hurry is set by an event: the next reading must not wait.
-	hurry *atomic.Bool
+	// hurry says that the next reading must not wait.
+	hurry atomic.Bool
+	// begun counts the readings; taken is the number of the last one whose result
+	// was looked at.
+	begun atomic.Int64
+	taken int64
 }
 
 type reading struct {
+	number  int64
 	machine gpu.Machine
 	err     error
 }
@@ -62,14 +74,26 @@ func (r *reader) close() {
 	}
 }
 
-// openHardware opens the machine and listens to its events.
-func (a *agent) openHardware() error {
+// openHardware opens the machine, ends a change of MIG devices that was
+// interrupted, and listens to events.
+func (a *agent) openHardware(ctx context.Context) error {
 	hardware, err := a.Open()
 	if err != nil {
 		return err
 	}
-	hurry := &atomic.Bool{}
-	a.reader = reader{hardware: hardware, result: make(chan reading, 1), hurry: hurry}
+	a.reader.hardware, a.reader.result = hardware, make(chan reading, 1)
+	manager := migmanager.New(migmanager.Options{
+		NodeName: a.NodeName, Node: &node{a}, Hardware: hardware, Client: a.Client, ConfigFile: a.MIGConfigFile,
+		Journal: filepath.Join(a.StateDir, migJournal), DrainTimeout: a.DrainTimeout, Event: a.api.event, Log: a.Log,
+	})
+	// Before anything is offered: the machine may be between two geometries.
+	if err := manager.Recover(); err != nil {
+		a.trouble("MIG", "%v", err)
+	}
+	if a.Client != nil {
+		a.mig = manager
+		a.beside.Go(func() { manager.Run(ctx) })
+	}
 	go func() {
 		for {
 			event, ok, err := hardware.WaitEvent(time.Second)
@@ -79,8 +103,8 @@ func (a *agent) openHardware() error {
 			case err != nil:
 				time.Sleep(retryPause) // the driver is in trouble; Read reports it
 			case ok:
-				a.Log.Warn("GPU event", "gpu", event.GPU, "xid", event.XID)
-				hurry.Store(true)
+				a.events.put(event)
+				a.reader.hurry.Store(true)
 				a.kick()
 			}
 		}
@@ -91,31 +115,35 @@ func (a *agent) openHardware() error {
 // readMachine takes the reading that has ended, if one has, and begins the next
 // if it is time. While the driver does not answer, the last reading stands with
 // every GPU lost.
-func (a *agent) readMachine(now time.Time) {
+func (a *agent) readMachine(ctx context.Context, now time.Time) {
 	r := &a.reader
 	if r.hardware == nil {
-		if err := a.openHardware(); err != nil {
+		if err := a.openHardware(ctx); err != nil {
 			a.trouble("driver", "%v", err)
 			return
 		}
 	}
+	news := a.takeEvents(now)
 	select {
 	case read := <-r.result:
-		r.began, r.ended = time.Time{}, now
+		r.began, r.ended, r.taken, news = time.Time{}, now, read.number, false
 		err := read.err
 		if err == nil {
 			err = read.machine.Validate()
 		}
 		if err == nil {
 			a.well("driver")
-			a.setMachine(&read.machine)
+			a.judge(now, &read.machine)
 		} else {
-			a.driverFailed(err)
+			a.driverFailed(now, err)
 		}
 	default:
 		if !r.began.IsZero() && now.Sub(r.began) > readTimeout {
-			a.driverFailed(fmt.Errorf("a reading takes longer than %s", readTimeout))
+			a.driverFailed(now, fmt.Errorf("a reading takes longer than %s", readTimeout))
 		}
+	}
+	if news && a.raw != nil {
+		a.judge(now, a.raw)
 	}
 	if !r.began.IsZero() {
 		return
@@ -124,36 +152,24 @@ func (a *agent) readMachine(now time.Time) {
 		return
 	}
 	r.began = now
-	hardware, result := r.hardware, r.result
+	number, hardware, result := r.begun.Add(1), r.hardware, r.result
 	go func() {
 		m, err := hardware.Read()
-		result <- reading{m, err}
+		result <- reading{number, m, err}
 		a.kick()
 	}()
 }
 
 // driverFailed counts every GPU as lost.
-func (a *agent) driverFailed(err error) {
+func (a *agent) driverFailed(now time.Time, err error) {
 	a.trouble("driver", "%v", err)
-	if a.machine == nil {
+	if a.raw == nil {
 		return
 	}
-	m := *a.machine
+	m := *a.raw
 	m.GPUs = slices.Clone(m.GPUs)
 	for i := range m.GPUs {
 		m.GPUs[i].Health = gpu.Health{State: gpu.Lost, Reason: "the driver does not answer"}
 	}
-	a.setMachine(&m)
-}
-
-// setMachine makes a reading the present one.
-func (a *agent) setMachine(m *gpu.Machine) {
-	a.reportHealth(m)
-	for _, g := range m.GPUs {
-		a.parents[g.UUID] = g.UUID
-		for _, d := range g.MIG.Devices {
-			a.parents[d.UUID] = g.UUID
-		}
-	}
-	a.machine = m
+	a.judge(now, &m)
 }

@@ -7,11 +7,15 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/ashlar-gpu/ashlar/internal/deviceplugin"
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
+	"github.com/ashlar-gpu/ashlar/internal/kube"
 	"github.com/ashlar-gpu/ashlar/internal/podresources"
 )
 
@@ -89,40 +93,30 @@ func (a *agent) readHolders(ctx context.Context, now time.Time) {
 	} else {
 		a.well("checkpoint")
 	}
-	var holders []deviceplugin.Holder
-	add := func(resource string, ids []string) {
-		for _, text := range ids {
-			id, err := gpu.ParseDeviceID(text)
-			if err != nil {
-				continue // a device of another plugin
-			}
-			if parent, ours := a.parents[id.Base]; ours {
-				holders = append(holders, deviceplugin.Holder{Resource: resource, Device: id, GPU: parent})
-			}
-		}
-	}
+	var holders []kube.Holder
 	for _, l := range list {
-		add(l.Resource, l.Devices)
+		holders = append(holders, a.holdersOf(l)...)
 	}
 	for _, e := range entries {
 		// Without an apiserver nothing tells an entry of a pod that has ended, so
 		// entries count only where the list does not answer or not for all pods yet.
 		counts := listErr != nil || now.Sub(a.kubelet.since) < syncPatience
+		allocation := podresources.Allocation{Container: e.Container, Resource: e.Resource, Devices: e.Devices}
 		if a.api != nil {
 			counts = a.api.alive(e.PodUID)
+			if pod := a.api.podOf(e.PodUID); pod != nil {
+				allocation.Namespace, allocation.Pod = pod.Namespace, pod.Name
+			}
 		}
 		if counts {
-			add(e.Resource, e.Devices)
+			holders = append(holders, a.holdersOf(allocation)...)
 		}
 	}
-	a.ledger.SetHolders(now, holders)
+	a.setHolders(now, holders)
 	a.kubelet.known = true
-	a.held = a.held[:0]
-	for _, h := range holders {
-		a.held = append(a.held, h.Device.Base)
+	if listErr == nil {
+		a.settle(now, list)
 	}
-	slices.Sort(a.held)
-	a.held = slices.Compact(a.held)
 	if a.api == nil {
 		return
 	}
@@ -131,5 +125,57 @@ func (a *agent) readHolders(ctx context.Context, now time.Time) {
 		a.well("pods")
 	case now.Sub(a.kubelet.since) > syncPatience:
 		a.trouble("pods", "the apiserver does not list the pods of this node; devices of pods that ended may be withheld")
+	}
+}
+
+// holdersOf are the holds of an allocation on devices of this node. Devices of
+// other plugins are left out.
+func (a *agent) holdersOf(l podresources.Allocation) []kube.Holder {
+	var holders []kube.Holder
+	for _, text := range l.Devices {
+		id, err := gpu.ParseDeviceID(text)
+		if err != nil {
+			continue
+		}
+		if parent, ours := a.parents[id.Base]; ours {
+			holders = append(holders, kube.Holder{
+				Namespace: l.Namespace, Pod: l.Pod, Container: l.Container, Resource: l.Resource, Device: id, GPU: parent,
+			})
+		}
+	}
+	return holders
+}
+
+// setHolders makes these the present holders. The same hold may be told twice.
+func (a *agent) setHolders(now time.Time, holders []kube.Holder) {
+	known := make(map[kube.Holder]bool)
+	holders = slices.DeleteFunc(holders, func(h kube.Holder) bool {
+		twice := known[h]
+		known[h] = true
+		return twice
+	})
+	inLedger := make([]deviceplugin.Holder, len(holders))
+	a.holders, a.held = holders, a.held[:0]
+	for i, h := range holders {
+		inLedger[i] = deviceplugin.Holder{Resource: h.Resource, Device: h.Device, GPU: h.GPU}
+		a.held = append(a.held, h.Device.Base)
+	}
+	a.ledger.SetHolders(now, inLedger)
+	slices.Sort(a.held)
+	a.held = slices.Compact(a.held)
+}
+
+// settle compares what containers were given with what was planned for them.
+func (a *agent) settle(now time.Time, list []podresources.Allocation) {
+	if a.steering == nil || !a.api.pods.HasSynced() {
+		return
+	}
+	for _, m := range a.steering.settle(now, cached[*corev1.Pod](a.api.pods), list) {
+		a.Log.Error("container was given other devices than planned", "namespace", m.Namespace, "pod", m.Pod,
+			"container", m.Container, "planned", m.Planned, "got", m.Got)
+		if pod := a.api.podNamed(m.Namespace, m.Pod); pod != nil {
+			a.api.podEvent(pod, corev1.EventTypeWarning, reasonPlanMismatch, "container %s was given %s, not %s as planned",
+				m.Container, strings.Join(m.Got, ", "), strings.Join(m.Planned, ", "))
+		}
 	}
 }

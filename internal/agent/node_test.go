@@ -93,7 +93,8 @@ func TestAlive(t *testing.T) {
 	)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	api, err := newNodeAPI(ctx, client, "node", func() {}, slog.New(slog.DiscardHandler))
+	options := &Options{NodeName: "node", Client: client, Log: slog.New(slog.DiscardHandler)}
+	api, err := newNodeAPI(ctx, options, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +112,7 @@ func TestAlive(t *testing.T) {
 	// Without having heard the apiserver, everything may be.
 	unheard, stop := context.WithCancel(t.Context())
 	stop()
-	api, err = newNodeAPI(unheard, client, "node", func() {}, slog.New(slog.DiscardHandler))
+	api, err = newNodeAPI(unheard, options, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,7 +59,14 @@ func (s *served) ended(kubelet string, now time.Time) string {
 // allocation: it may withdraw other views of the GPU.
 type handler struct {
 	*deviceplugin.Allocator
+	resource string
+	// wish names the devices that a plan wants, nil for none.
+	wish func(ctx context.Context, resource string, available, required []string, size int) []string
 	kick func()
+}
+
+func (h handler) Prefer(ctx context.Context, available, required []string, size int) []string {
+	return h.PreferWith(h.wish(ctx, h.resource, available, required, size), available, required, size)
 }
 
 func (h handler) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
@@ -131,7 +138,7 @@ const registration = "registration of "
 // register starts a new server for a resource, on a socket of its own.
 func (a *agent) register(ctx context.Context, name string, s *served, devices []deviceplugin.Device, now time.Time) {
 	server := deviceplugin.New(deviceplugin.Options{
-		Resource: name, Dir: a.devicePlugins(), Handler: handler{s.allocator, a.kick}, Log: a.Log,
+		Resource: name, Dir: a.devicePlugins(), Handler: handler{s.allocator, name, a.wish, a.kick}, Log: a.Log,
 	})
 	server.Update(devices)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -142,4 +149,13 @@ func (a *agent) register(ctx context.Context, name string, s *served, devices []
 	}
 	a.well(registration + name)
 	s.server, s.kubelet, s.watched = server, a.kubelet.id, now
+}
+
+// wish names the devices that a plan wants for the kubelet's question, nil for
+// none.
+func (a *agent) wish(ctx context.Context, resource string, available, required []string, size int) []string {
+	if a.steering == nil {
+		return nil
+	}
+	return a.steering.wish(ctx, resource, available, required, size)
 }

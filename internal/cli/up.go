@@ -23,6 +23,10 @@ import (
 // descriptor its parent listens.
 const readyFD = "ASHLAR_READY_FD"
 
+// healthQuiet is shorter than the agent's default: simulated faults end when they
+// are told to.
+const healthQuiet = 10 * time.Second
+
 // downTimeout bounds `ashlar down`.
 const downTimeout = time.Minute
 
@@ -32,7 +36,10 @@ type upOptions struct {
 	nodes    []string
 	ready    string
 	agent    string
-	detach   bool
+	// controller is the ashlar-controller to run.
+	controller string
+	quiet      time.Duration
+	detach     bool
 }
 
 func newUp() *cobra.Command {
@@ -59,6 +66,8 @@ The cluster ends with Ctrl-C, or with "ashlar down" if started with --detach.`,
 	f.StringArrayVar(&o.nodes, "node", nil, "nodes to run; may be given several times")
 	f.StringVar(&o.ready, "kubernetes-binaries", "", "folder of ready etcd, kube-apiserver, ... to use (default $KUBEBUILDER_ASSETS)")
 	f.StringVar(&o.agent, "agent", "", "ashlar-agent to run (default: the one beside this program)")
+	f.StringVar(&o.controller, "controller", "", "ashlar-controller to run (default: the one beside this program)")
+	f.DurationVar(&o.quiet, "health-quiet", healthQuiet, "how long a GPU must be without faults before it is offered again")
 	f.BoolVar(&o.detach, "detach", false, "return when the cluster is ready and leave it running")
 	return cmd
 }
@@ -127,22 +136,28 @@ func parseNodes(texts []string) ([]localcluster.NodeSpec, error) {
 
 // start brings up a cluster, building its programs first where they are missing.
 func start(ctx context.Context, o upOptions, specs []localcluster.NodeSpec, progress io.Writer) (*localcluster.Cluster, error) {
-	if o.agent == "" {
-		exe, err := os.Executable()
-		if err != nil {
-			return nil, err
+	for _, p := range []struct {
+		path *string
+		name string
+	}{{&o.agent, "agent"}, {&o.controller, "controller"}} {
+		if *p.path == "" {
+			exe, err := os.Executable()
+			if err != nil {
+				return nil, err
+			}
+			*p.path = filepath.Join(filepath.Dir(exe), "ashlar-"+p.name)
 		}
-		o.agent = filepath.Join(filepath.Dir(exe), "ashlar-agent")
-	}
-	if _, err := os.Stat(o.agent); err != nil {
-		return nil, fmt.Errorf("agent: %w; build it with `make build` or name it with --agent", err)
+		if _, err := os.Stat(*p.path); err != nil {
+			return nil, fmt.Errorf("%s: %w; build it with `make build` or name it with --%s", p.name, err, p.name)
+		}
 	}
 	binaries, err := localcluster.EnsureBinaries(ctx, localcluster.BinaryOptions{Ready: o.ready, Progress: progress})
 	if err != nil {
 		return nil, err
 	}
 	return localcluster.Up(ctx, localcluster.Options{
-		StateDir: o.stateDir, Nodes: specs, Binaries: binaries, Agent: o.agent, Progress: progress,
+		StateDir: o.stateDir, Nodes: specs, Binaries: binaries, Agent: o.agent, Controller: o.controller,
+		HealthQuiet: o.quiet, Progress: progress,
 	})
 }
 

@@ -29,8 +29,8 @@ type Config struct {
 	ProcRoot string
 }
 
-// Allocator chooses and gives the devices of one resource. It is a Handler, and
-// safe for concurrent use.
+// Allocator chooses and gives the devices of one resource. It is safe for
+// concurrent use.
 type Allocator struct {
 	ledger *Ledger
 	now    func() time.Time
@@ -106,6 +106,13 @@ func (a *Allocator) Set(c Config) {
 // GPUs stay free as a whole, for larger MIG devices after another cut. A
 // container that gets several devices gets them on as many GPUs as possible.
 func (a *Allocator) Prefer(available, required []string, size int) []string {
+	return a.PreferWith(nil, available, required, size)
+}
+
+// PreferWith is Prefer with a wish, which is the answer where it is one: so many
+// devices as are asked for, none twice, all of required among them, each of them
+// available, known, healthy and not withheld. Any other wish counts for nothing.
+func (a *Allocator) PreferWith(wish, available, required []string, size int) []string {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	c := &a.c
@@ -113,6 +120,9 @@ func (a *Allocator) Prefer(available, required []string, size int) []string {
 		return nil
 	}
 	withheld := a.ledger.withheldOf(c.Resource)
+	if c.grantable(withheld, wish, available, required, size) {
+		return slices.Clone(wish)
+	}
 
 	must := make(map[string]bool, len(required))
 	answer := make([]string, 0, size)
@@ -130,8 +140,7 @@ func (a *Allocator) Prefer(available, required []string, size int) []string {
 			continue
 		}
 		seen[id] = true
-		at, known := c.place[id]
-		if known && c.gpus[at] >= 0 && c.Resource.Devices[at].Health.OK() && withheld[c.Resource.Devices[at].ID] == "" {
+		if at, ok := c.givable(withheld, id); ok {
 			good = append(good, at)
 		} else if !must[id] {
 			doubtful = append(doubtful, id)
@@ -149,6 +158,25 @@ func (a *Allocator) Prefer(available, required []string, size int) []string {
 	slices.Sort(doubtful)
 	answer = append(answer, doubtful...)
 	return answer[:min(size, len(answer))]
+}
+
+// givable returns the position of a device and says whether it could be given.
+func (c *indexed) givable(withheld map[gpu.DeviceID]string, id string) (int, bool) {
+	at, known := c.place[id]
+	return at, known && c.gpus[at] >= 0 && c.Resource.Devices[at].Health.OK() && withheld[c.Resource.Devices[at].ID] == ""
+}
+
+// grantable says whether a wish can be the answer.
+func (c *indexed) grantable(withheld map[gpu.DeviceID]string, wish, available, required []string, size int) bool {
+	if len(wish) != size {
+		return false
+	}
+	for i, id := range wish {
+		if _, ok := c.givable(withheld, id); !ok || slices.Contains(wish[:i], id) || !slices.Contains(available, id) {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(required, func(id string) bool { return !slices.Contains(wish, id) })
 }
 
 // assign asks the placement engine. It returns nil where that has no answer.

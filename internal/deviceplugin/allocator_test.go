@@ -161,8 +161,8 @@ func TestPrefer(t *testing.T) {
 	}
 }
 
-// TestPreferAnything: whatever the kubelet says, the answer has all that is
-// required and is as long as possible.
+// TestPreferAnything: whatever the kubelet says and whatever is wished, the answer
+// has all that is required and is as long as possible.
 func TestPreferAnything(t *testing.T) {
 	m := machineOf(4)
 	m.GPUs[2].Health = gpu.Health{State: gpu.Unhealthy}
@@ -178,7 +178,7 @@ func TestPreferAnything(t *testing.T) {
 		ids := rapid.SliceOf(rapid.SampledFrom(all))
 		available, required := ids.Draw(t, "available"), ids.Draw(t, "required")
 		size := rapid.IntRange(-2, 20).Draw(t, "size")
-		got := a.Prefer(available, required, size)
+		got := a.PreferWith(ids.Draw(t, "wish"), available, required, size)
 
 		distinct := func(ids []string) []string { return slices.Compact(slices.Sorted(slices.Values(ids))) }
 		offered, must := distinct(slices.Concat(available, required)), distinct(required)
@@ -199,6 +199,48 @@ func TestPreferAnything(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestPreferWith(t *testing.T) {
+	four := machineOf(4)
+	sick := machineOf(4)
+	sick.GPUs[3].Health = gpu.Health{State: gpu.Unhealthy, Reason: "XID 79"}
+	engine := []string{"GPU-a", "GPU-b"}
+	for name, test := range map[string]struct {
+		machine                   *gpu.Machine
+		wish, available, required []string
+		held, want                []string
+	}{
+		"a wish":                    {wish: []string{"GPU-d", "GPU-b"}, want: []string{"GPU-d", "GPU-b"}},
+		"a wish with what must be":  {wish: []string{"GPU-d", "GPU-b"}, required: []string{"GPU-b"}, want: []string{"GPU-d", "GPU-b"}},
+		"none":                      {want: engine},
+		"too few":                   {wish: []string{"GPU-d"}, want: engine},
+		"too many":                  {wish: []string{"GPU-d", "GPU-b", "GPU-c"}, want: engine},
+		"one twice":                 {wish: []string{"GPU-d", "GPU-d"}, want: engine},
+		"not available":             {wish: []string{"GPU-c", "GPU-d"}, available: []string{"GPU-a", "GPU-b", "GPU-c"}, want: engine},
+		"without what must be":      {wish: []string{"GPU-c", "GPU-d"}, required: []string{"GPU-a"}, want: engine},
+		"unknown, though available": {wish: []string{"GPU-a", "GPU-z"}, available: []string{"GPU-a", "GPU-b", "GPU-z"}, want: engine},
+		"unhealthy":                 {machine: sick, wish: []string{"GPU-c", "GPU-d"}, want: engine},
+		"withheld":                  {wish: []string{"GPU-b", "GPU-d"}, held: []string{"GPU-d"}, want: engine},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.machine == nil {
+				test.machine = four
+			}
+			l := NewLedger()
+			for _, id := range test.held {
+				l.SetHolders(noon, []Holder{holder(t, "excl", id)})
+			}
+			c := configOf(test.machine, resourceOf(test.machine, "gpu", 1))
+			if test.available == nil {
+				test.available = idsOf(c.Resource)
+			}
+			got := NewAllocator(l, c).PreferWith(test.wish, test.available, test.required, 2)
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("PreferWith (-want +got):\n%s", diff)
+			}
+		})
+	}
 }
 
 func TestAllocateErrors(t *testing.T) {

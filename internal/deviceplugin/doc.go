@@ -5,7 +5,7 @@
 //
 // There are three parts. A Server is one registration of one resource: it serves
 // from a socket of its own, sends the kubelet the list of devices, and passes
-// its questions on to a Handler. An Allocator is the Handler of a resource: it
+// its questions on to a Handler. An Allocator is what answers for a resource: it
 // chooses devices with package placement and tells the container runtime about
 // them. The Ledger is shared by all resources: it knows who holds which GPU, and
 // through which view.

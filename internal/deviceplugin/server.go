@@ -39,7 +39,7 @@ type Handler interface {
 	// Prefer returns the devices that the kubelet should give: size of available,
 	// all of required among them. There is no error to return, because the kubelet
 	// would refuse the pod.
-	Prefer(available, required []string, size int) []string
+	Prefer(ctx context.Context, available, required []string, size int) []string
 	// Allocate is called when the kubelet is about to give the devices to a
 	// container. The kubelet refuses the pod with the error.
 	Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error)
@@ -301,10 +301,10 @@ func (p *service) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin
 }
 
 // GetPreferredAllocation asks the Handler, for each container.
-func (p *service) GetPreferredAllocation(_ context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (p *service) GetPreferredAllocation(ctx context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	response := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
-		ids := p.s.Handler.Prefer(c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
+		ids := p.s.Handler.Prefer(ctx, c.GetAvailableDeviceIDs(), c.GetMustIncludeDeviceIDs(), int(c.GetAllocationSize()))
 		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	return response, nil

@@ -24,7 +24,7 @@ const resource = "nvidia.com/gpu"
 // plainHandler prefers the first devices and gives everything.
 type plainHandler struct{}
 
-func (plainHandler) Prefer(available, _ []string, size int) []string {
+func (plainHandler) Prefer(_ context.Context, available, _ []string, size int) []string {
 	ids := slices.Sorted(slices.Values(available))
 	return ids[:min(size, len(ids))]
 }

@@ -31,8 +31,13 @@ type Options struct {
 	StateDir string
 	Nodes    []NodeSpec
 	Binaries Binaries
-	// Agent is the path of ashlar-agent.
-	Agent string
+	// Agent and Controller are the paths of ashlar-agent and ashlar-controller.
+	Agent, Controller string
+	// HealthQuiet is how long a GPU must be quiet before it returns; 0 for the
+	// agent's default. Simulated faults need no long one.
+	HealthQuiet time.Duration
+	// ControllerArgs are more arguments of the controller.
+	ControllerArgs []string
 	// Progress is where steps and warnings are written.
 	Progress io.Writer
 }
@@ -240,7 +245,7 @@ const (
 // contents are all names that a cluster has in its state folder beside the lock,
 // in the order in which they are removed.
 var contents = []string{
-	"nodes", "etcd", "certs", "logs", "kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
+	"nodes", "etcd", "certs", "logs", "kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig", "controller.kubeconfig",
 	stateFile + ".new", stateFile,
 }
 

@@ -19,10 +19,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
+
+	"github.com/ashlar-gpu/ashlar/api/v1alpha1"
 )
 
-// agentGroup is the group of the agents' certificates.
-const agentGroup = "ashlar:agents"
+// The groups of the certificates of Ashlar's own programs.
+const (
+	agentGroup      = "ashlar:agents"
+	controllerGroup = "ashlar:controllers"
+)
 
 // freePorts finds n ports that nothing listens on. They are not reserved: a
 // process that takes one before the cluster does makes a part fail, visibly.
@@ -105,12 +111,12 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	}}); err != nil {
 		return err
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", c.state.Kubeconfig)
+	admin, err := clientcmd.BuildConfigFromFlags("", c.state.Kubeconfig)
 	if err != nil {
 		return err
 	}
-	config.QPS, config.Burst = 100, 200
-	if c.client, err = kubernetes.NewForConfig(config); err != nil {
+	admin.QPS, admin.Burst = 100, 200
+	if c.client, err = kubernetes.NewForConfig(admin); err != nil {
 		return err
 	}
 	err = c.await(ctx, "kube-apiserver", time.Minute, func(ctx context.Context) error {
@@ -119,8 +125,14 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.createAgentRole(ctx); err != nil {
+	if err := c.createRole(ctx, "ashlar-agent", agentGroup, agentRules); err != nil {
 		return fmt.Errorf("role of the agents: %w", err)
+	}
+	if err := c.createRole(ctx, "ashlar-controller", controllerGroup, controllerRules); err != nil {
+		return fmt.Errorf("role of the controller: %w", err)
+	}
+	if err := c.installCRDs(ctx); err != nil {
+		return fmt.Errorf("Ashlar's own kinds: %w", err)
 	}
 	if err := c.procs.start(ctx, command{name: "kube-controller-manager", path: c.options.Binaries["kube-controller-manager"], args: []string{
 		"--kubeconfig=" + c.path("controller-manager.kubeconfig"), "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", kcmPort),
@@ -129,10 +141,18 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	}}); err != nil {
 		return err
 	}
-	return c.procs.start(ctx, command{name: "kube-scheduler", path: c.options.Binaries["kube-scheduler"], args: []string{
+	if err := c.procs.start(ctx, command{name: "kube-scheduler", path: c.options.Binaries["kube-scheduler"], args: []string{
 		"--kubeconfig=" + c.path("scheduler.kubeconfig"), "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", schedulerPort),
 		"--leader-elect=false",
-	}})
+	}}); err != nil {
+		return err
+	}
+	config := c.path("controller.kubeconfig")
+	if err := c.ca.kubeconfig(config, server, "controller", "ashlar-controller", controllerGroup); err != nil {
+		return err
+	}
+	args := append([]string{"run", "--kubeconfig=" + config}, c.options.ControllerArgs...)
+	return c.procs.start(ctx, command{name: "ashlar-controller", path: c.options.Controller, args: args})
 }
 
 func writeSigningKey(path string) error {
@@ -147,22 +167,32 @@ func writeSigningKey(path string) error {
 	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
 }
 
-// createAgentRole lets the agents do what cmd/ashlar-agent documents, and no
-// more.
-func (c *Cluster) createAgentRole(ctx context.Context) error {
-	const name = "ashlar-agent"
-	role := &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "patch"}},
-			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
-		},
-	}
+// agentRules are what an agent may do, as cmd/ashlar-agent documents it.
+var agentRules = []rbacv1.PolicyRule{
+	{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch", "patch"}},
+	{APIGroups: []string{""}, Resources: []string{"nodes/status"}, Verbs: []string{"patch"}},
+	{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
+	{APIGroups: []string{""}, Resources: []string{"pods/eviction"}, Verbs: []string{"create"}},
+	{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	{APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{"gpunodes"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
+	{APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{"gpunodes/status"}, Verbs: []string{"update", "patch"}},
+}
+
+// controllerRules are what the controller may do, as cmd/ashlar-controller
+// documents it.
+var controllerRules = []rbacv1.PolicyRule{
+	{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
+	{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	{APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{"gpunodes"}, Verbs: []string{"get", "list", "watch", "patch", "update"}},
+}
+
+// createRole lets a group of users do what the rules say, and no more.
+func (c *Cluster) createRole(ctx context.Context, name, group string, rules []rbacv1.PolicyRule) error {
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: agentGroup}},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: group}},
 	}
 	// The apiserver answers /readyz a moment before it lets everything through.
 	return c.await(ctx, "kube-apiserver", 30*time.Second, func(ctx context.Context) error {
@@ -175,6 +205,39 @@ func (c *Cluster) createAgentRole(ctx context.Context) error {
 			return nil
 		}
 		return err
+	})
+}
+
+// installCRDs makes Ashlar's own kinds known, and returns when they are served.
+func (c *Cluster) installCRDs(ctx context.Context) error {
+	files, err := v1alpha1.CRDs.ReadDir("crds")
+	if err != nil {
+		return err
+	}
+	rest := c.client.Discovery().RESTClient()
+	for _, file := range files {
+		text, err := v1alpha1.CRDs.ReadFile("crds/" + file.Name())
+		if err != nil {
+			return err
+		}
+		data, err := yaml.YAMLToJSON(text)
+		if err != nil {
+			return fmt.Errorf("%s: %w", file.Name(), err)
+		}
+		err = c.await(ctx, "kube-apiserver", 30*time.Second, func(ctx context.Context) error {
+			err := rest.Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").
+				SetHeader("Content-Type", "application/json").Body(data).Do(ctx).Error()
+			if apierrors.IsAlreadyExists(err) {
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", file.Name(), err)
+		}
+	}
+	return c.await(ctx, "kube-apiserver", 30*time.Second, func(ctx context.Context) error {
+		return rest.Get().AbsPath("/apis/" + v1alpha1.GroupVersion.String() + "/gpunodes").Do(ctx).Error()
 	})
 }
 

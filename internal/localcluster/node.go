@@ -178,6 +178,9 @@ func (c *Cluster) startNode(ctx context.Context, n *node) error {
 	if n.Config != "" {
 		args = append(args, "--config-file="+n.Config)
 	}
+	if quiet := c.options.HealthQuiet; quiet > 0 {
+		args = append(args, "--health-quiet="+quiet.String())
+	}
 	return c.procs.start(ctx, command{name: "agent/" + n.Name, path: c.options.Agent, args: args})
 }
 
