@@ -220,7 +220,7 @@ func (m *Manager) reconcile(ctx context.Context) time.Duration {
 	m.retryAt = time.Now().Add(pause)
 	m.Log.Error("MIG devices are not as wanted", "config", name, "error", err, "retry", pause)
 	m.Event(corev1.EventTypeWarning, ReasonFailed, "MIG config %s: %v", name, err)
-	m.state(name, v1alpha1.MIGFailed, fmt.Sprintf("%v; tried again every %s", err, pause))
+	m.state(name, v1alpha1.MIGFailed, fmt.Sprintf("%v; tried again in %s", err, pause))
 	return m.tell(ctx, m.Node.Look(), min(pause, lookAgain))
 }
 
