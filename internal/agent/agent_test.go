@@ -286,7 +286,8 @@ func (unclosed) Close() error { return nil }
 func (r *running) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, r.options) }()
+	options := r.options
+	go func() { ended <- Run(ctx, options) }()
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {

@@ -24,6 +24,9 @@ const (
 	// readTimeout is how long a reading may take before the driver counts as not
 	// answering. A driver in trouble can hang in a call for good.
 	readTimeout = 10 * time.Second
+	// eventWait is how long one waits for an event at a time; so long the end of the
+	// agent may take.
+	eventWait = 500 * time.Millisecond
 	// retryPause is how long a driver that fails to wait for events is left alone.
 	retryPause = time.Second
 )
@@ -52,6 +55,8 @@ type reader struct {
 	ended time.Time
 	// result has the reading that was under way.
 	result chan reading
+	// listening is closed when nobody waits for events any more.
+	listening chan struct{}
 	// hurry says that the next reading must not wait.
 	hurry atomic.Bool
 	// begun counts the readings; taken is the number of the last one whose result
@@ -69,7 +74,14 @@ type reading struct {
 // close ends the use of the hardware, unless it hangs: then only the end of the
 // process helps.
 func (r *reader) close() {
-	if r.hardware != nil && r.began.IsZero() {
+	if r.hardware == nil {
+		return
+	}
+	select {
+	case <-r.listening:
+	case <-time.After(retryPause):
+	}
+	if r.began.IsZero() {
 		_ = r.hardware.Close()
 	}
 }
@@ -94,14 +106,19 @@ func (a *agent) openHardware(ctx context.Context) error {
 		a.mig = manager
 		a.beside.Go(func() { manager.Run(ctx) })
 	}
+	a.reader.listening = make(chan struct{})
 	go func() {
-		for {
-			event, ok, err := hardware.WaitEvent(time.Second)
+		defer close(a.reader.listening)
+		for ctx.Err() == nil {
+			event, ok, err := hardware.WaitEvent(eventWait)
 			switch {
 			case errors.Is(err, os.ErrClosed):
 				return
 			case err != nil:
-				time.Sleep(retryPause) // the driver is in trouble; Read reports it
+				select {
+				case <-ctx.Done():
+				case <-time.After(retryPause): // the driver is in trouble; Read reports it
+				}
 			case ok:
 				a.events.put(event)
 				a.reader.hurry.Store(true)

@@ -89,10 +89,12 @@ type claim struct {
 	pod                 *steered
 	container, resource string
 	planned             []string
-	// wanted is planned, or what another claim wanted whose devices this one's
-	// question or container has got.
+	// wanted is planned, until the plan changes places with that of a container that
+	// has got these devices.
 	wanted []string
-	// answered is when it was last the answer to a question.
+	// answer is what was last answered to a question by what is wanted, sorted, and
+	// answered when.
+	answer   []string
 	answered time.Time
 	// done says that the container has devices.
 	done bool
@@ -112,7 +114,7 @@ func newSteering(node string, listPods func(context.Context) ([]*corev1.Pod, err
 // question, or nil. All are available and different, and all of required are among
 // them. Of several plans it is that of the oldest pod, in the order in which the
 // kubelet admits containers, but one that was an answer a moment ago only if there
-// is no other.
+// is no other, and then the one for which that is the longest ago.
 func (s *steering) wish(ctx context.Context, resource string, available, required []string, size int) []string {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -134,7 +136,6 @@ func (s *steering) wish(ctx context.Context, resource string, available, require
 func (s *steering) choose(now time.Time, pods []*corev1.Pod, resource string, available, required []string, size int) []string {
 	type candidate struct {
 		*claim
-		at  int // in the order of admission
 		ids []string
 	}
 	var candidates []candidate
@@ -143,30 +144,31 @@ func (s *steering) choose(now time.Time, pods []*corev1.Pod, resource string, av
 		if p == nil || !waits(now, pod) {
 			continue
 		}
-		for at, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			limit := container.Resources.Limits[corev1.ResourceName(resource)]
 			c := p.claim(container.Name, resource)
 			if c == nil || c.done || len(c.wanted) != size || limit.Value() != int64(size) {
 				continue
 			}
 			if ids := resolve(c.wanted, available, required); ids != nil {
-				candidates = append(candidates, candidate{c, at, ids})
+				candidates = append(candidates, candidate{c, ids})
 			}
 		}
 	}
 	if len(candidates) == 0 {
 		return nil
 	}
-	again := func(c *claim) int {
-		if !c.answered.IsZero() && now.Sub(c.answered) < askedBefore {
-			return 1
+	lately := func(c *claim) time.Time {
+		if now.Sub(c.answered) < askedBefore {
+			return c.answered
 		}
-		return 0
+		return time.Time{}
 	}
+	// Those of one pod are in the order of admission, and the first of equals is taken.
 	chosen := slices.MinFunc(candidates, func(x, y candidate) int {
-		return cmp.Or(again(x.claim)-again(y.claim), x.pod.compare(y.pod), x.at-y.at)
+		return cmp.Or(lately(x.claim).Compare(lately(y.claim)), x.pod.compare(y.pod))
 	})
-	chosen.answered = now
+	chosen.answer, chosen.answered = slices.Sorted(slices.Values(chosen.ids)), now
 	return chosen.ids
 }
 
@@ -288,7 +290,7 @@ func (s *steering) compare(now time.Time, pods []*corev1.Pod, holdings []podreso
 		p.before = p.before || !s.settled && p.created.Before(s.began)
 		// The holding may be that of a pod with the same name that is just gone, unless
 		// this pod was known before.
-		if c := p.claim(h.Container, h.Resource); c != nil && !c.done && !p.fresh && !found[c] {
+		if c := p.claim(h.Container, h.Resource); c != nil && len(h.Devices) > 0 && !c.done && !p.fresh && !found[c] {
 			found[c] = true
 			open = append(open, got{c, h.Devices})
 		}
@@ -306,25 +308,18 @@ func (s *steering) compare(now time.Time, pods []*corev1.Pod, holdings []podreso
 
 // judge settles the claims of containers that have devices.
 func (s *steering) judge(now time.Time, open []got) []v1alpha1.Mismatch {
-	slices.SortFunc(open, func(x, y got) int {
-		return cmp.Or(x.pod.compare(y.pod), strings.Compare(x.container, y.container), strings.Compare(x.resource, y.resource))
-	})
-	// Those that have their own come first, so that no other is taken to have it.
-	open = slices.DeleteFunc(open, func(g got) bool {
-		own := fits(g.planned, g.ids)
-		if own {
-			g.settle(&s.counts.Matched)
-		}
-		return own
-	})
-	open = slices.DeleteFunc(open, func(g got) bool {
-		other := s.wanting(g)
-		if other != nil {
-			other.wanted, g.wanted = g.wanted, other.wanted
-			g.settle(&s.counts.Swapped)
-		}
-		return other != nil
-	})
+	slices.SortFunc(open, func(x, y got) int { return x.compare(y.claim) })
+	// What was answered says best whose plan a container has got. A container may get
+	// its own after its plan has changed places.
+	for _, giver := range []func(got) *claim{s.answering, s.wanting, own} {
+		open = slices.DeleteFunc(open, func(g got) bool {
+			c := giver(g)
+			if c != nil {
+				s.take(g, c)
+			}
+			return c != nil
+		})
+	}
 	var mismatches []v1alpha1.Mismatch
 	for _, g := range open {
 		g.settle(&s.counts.Mismatched)
@@ -342,6 +337,19 @@ func (s *steering) judge(now time.Time, open []got) []v1alpha1.Mismatch {
 	return mismatches
 }
 
+// take settles a container that has the devices that another claim wants, or its
+// own.
+func (s *steering) take(g got, c *claim) {
+	c.wanted, g.wanted = g.wanted, c.wanted
+	c.answer, g.answer = g.answer, c.answer
+	c.answered, g.answered = g.answered, c.answered
+	if fits(g.planned, g.ids) {
+		g.settle(&s.counts.Matched)
+	} else {
+		g.settle(&s.counts.Swapped)
+	}
+}
+
 // settle ends the claim and counts it, unless the agent before has done so.
 func (c *claim) settle(count *int64) {
 	c.done = true
@@ -350,25 +358,47 @@ func (c *claim) settle(count *int64) {
 	}
 }
 
-// wanting returns the claim that wants what the container has got: its own if
-// plans have changed places, or the first of another container that has nothing
-// yet; nil if there is none.
+// answering returns the claim by which the container's question was answered, its
+// own if that can be, or nil.
+func (s *steering) answering(g got) *claim {
+	ids := slices.Sorted(slices.Values(g.ids))
+	return s.first(g, func(c *claim) bool { return slices.Equal(c.answer, ids) })
+}
+
+// own returns the container's own claim if it has got what was planned, or nil.
+func own(g got) *claim {
+	if fits(g.planned, g.ids) {
+		return g.claim
+	}
+	return nil
+}
+
+// wanting returns a claim that wants what the container has got, its own if that
+// can be, or nil.
 func (s *steering) wanting(g got) *claim {
-	if fits(g.wanted, g.ids) {
+	return s.first(g, func(c *claim) bool { return fits(c.wanted, g.ids) })
+}
+
+// first returns the container's own claim if it matches, or else the first that
+// does of those of the same resource whose containers have nothing yet.
+func (s *steering) first(g got, match func(*claim) bool) *claim {
+	if match(g.claim) {
 		return g.claim
 	}
 	var first *claim
 	for _, p := range s.pods {
 		for _, c := range p.claims {
-			if c.done || c.resource != g.resource || !fits(c.wanted, g.ids) {
-				continue
-			}
-			if first == nil || cmp.Or(c.pod.compare(first.pod), strings.Compare(c.container, first.container)) < 0 {
+			if !c.done && c.resource == g.resource && match(c) && (first == nil || c.compare(first) < 0) {
 				first = c
 			}
 		}
 	}
 	return first
+}
+
+// compare orders claims by the age of the pod.
+func (c *claim) compare(d *claim) int {
+	return cmp.Or(c.pod.compare(d.pod), strings.Compare(c.container, d.container), strings.Compare(c.resource, d.resource))
 }
 
 // status returns what became of plans so far.

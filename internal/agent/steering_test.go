@@ -175,7 +175,7 @@ func TestSteeringOfSlots(t *testing.T) {
 	g.ask(t, 3, []string{"GPU-a::1", "GPU-b::1", "GPU-b::2"}, nil)
 	g.ask(t, 1, []string{"GPU-c::1", "GPU-c::2"}, nil, "GPU-c::2")
 	g.ask(t, 1, []string{"GPU-c::1", "GPU-c::3"}, nil, "GPU-c::1")
-	g.read(t, 2, 1, 0, holds("any", "c", "GPU-a::0", "GPU-a::3", "GPU-b::0"), holds("same", "c", "GPU-c::2"), holds("exact", "c", "GPU-c::1"))
+	g.read(t, 2, 1, 0, holds("any", "c", "GPU-a::0", "GPU-a::3", "GPU-b::0"), holds("exact", "c", "GPU-c::1"), holds("same", "c", "GPU-c::2"))
 }
 
 // TestSteeringPassesOverAnsweredPlans: of plans for slots of one GPU, the next
@@ -323,6 +323,16 @@ func TestSteeringSwapsOnlyWhatIsEqual(t *testing.T) {
 		g.ask(t, 1, gpus("ab"), nil, "GPU-a")
 		g.pods = g.pods[1:]
 		g.read(t, 0, 1, 0, holds("two", "c", "GPU-a"))
+	})
+	t.Run("and has its own in the end", func(t *testing.T) {
+		g := guide()
+		g.pod("one", part{name: "c", devices: gpus("a")})
+		g.pod("two", part{name: "c", devices: gpus("b")})
+		g.ask(t, 1, gpus("ab"), nil, "GPU-a")
+		g.read(t, 0, 1, 0, holds("two", "c", "GPU-a"))
+		// Two has ended, and b is broken.
+		g.ask(t, 1, gpus("a"), nil)
+		g.read(t, 1, 1, 0, holds("one", "c", "GPU-a"))
 	})
 	t.Run("within a pod", func(t *testing.T) {
 		g := guide()
