@@ -1,350 +1,416 @@
 package health
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 )
 
-// Policy says how long a unit is out.
+const (
+	// maxFalls is how many falls of a unit are remembered. As many doublings exceed
+	// every duration.
+	maxFalls = 64
+	// maxInstances is above the id of any GPU instance.
+	maxInstances = 64
+	// maxAbsent is how many GPUs that the last reading did not have are remembered.
+	maxAbsent = 256
+)
+
+// Policy says which XIDs count and how long a unit stays out.
 type Policy struct {
-	// Quiet is how long a unit must be without faults before it returns.
+	// Quiet is how long a unit must be without a fault before it returns. 0 lets it
+	// return with the first reading that passes after the one it fell with.
 	Quiet time.Duration
-	// MaxQuiet bounds the window that falls have doubled.
+	// MaxQuiet bounds the doubled window; it does not make it shorter than Quiet.
 	MaxQuiet time.Duration
-	// Memory is how long a fall counts for the next window.
+	// Memory is how long a fall is remembered, and what is known of a GPU that is no
+	// longer in the readings.
 	Memory time.Duration
 
-	// What Override sets.
-	ignored, enabled     map[int]bool
-	ignoreAll, enableAll bool
+	// Set by Override: XIDs that do not remove, and XIDs that do.
+	ignored, enabled xidSet
 }
 
-// DefaultPolicy is two minutes, doubled up to an hour by the falls of a day.
+// DefaultPolicy is a window of 2 minutes, doubled up to 1 hour by the falls of 24
+// hours, with the XIDs of the table.
 func DefaultPolicy() Policy {
 	return Policy{Quiet: 2 * time.Minute, MaxQuiet: time.Hour, Memory: 24 * time.Hour}
 }
 
-// maxFalls bounds the falls that are remembered: more of them double nothing.
-const maxFalls = 16
-
-// maxUnits bounds the units that are remembered. A node has far fewer; those that
-// were heard of last are kept.
-const maxUnits = 1024
-
-// unit is the state of a GPU, or of a GPU instance.
-type unit struct {
-	// GPU is the UUID, GI the GPU instance, gpu.AnyInstance for the GPU itself.
-	GPU string `json:"gpu"`
-	GI  int    `json:"gi"`
-	// MIG is the UUID of the MIG device, once a reading has told it. An instance
-	// that is made anew under the same GI is another one.
-	MIG string `json:"mig,omitempty"`
-	// Since is when the unit fell, zero while it is healthy.
-	Since time.Time `json:"since,omitzero"`
-	// Last is when its last fault was.
-	Last time.Time `json:"last,omitzero"`
-	// Falls are when it fell, the latest last.
-	Falls []time.Time `json:"falls,omitempty"`
-	// State and Reason are the verdict, Action what must be done.
-	State  gpu.HealthState `json:"state,omitempty"`
-	Reason string          `json:"reason,omitempty"`
-	Action Action          `json:"action,omitempty"`
-	// Reported says that the reason is what the driver or an XID reported, which an
-	// operator can override and a reboot cures.
-	Reported bool `json:"reported,omitempty"`
-	// Heard is when the unit was last seen or spoken of.
-	Heard time.Time `json:"heard,omitzero"`
-	// told is the verdict that the last Observe returned.
-	told gpu.Health
-}
-
-type key struct {
-	gpu string
-	gi  int
-}
-
-// Tracker knows the health of a node's units. It is not safe for concurrent use.
-type Tracker struct {
-	policy Policy
-	boot   string
-	units  map[key]*unit
-	// mig finds the unit of a MIG device, as of the last Observe.
-	mig map[string]key
-}
-
-// New returns a Tracker to which all is healthy.
-func New(p Policy, bootID string) *Tracker {
-	return &Tracker{policy: p, boot: bootID, units: make(map[key]*unit), mig: make(map[string]key)}
-}
-
-// stateVersion is the format of Encode.
-const stateVersion = 1
-
-type encoded struct {
-	Version int     `json:"version"`
-	Table   string  `json:"table"`
-	BootID  string  `json:"bootID"`
-	Units   []*unit `json:"units"`
-}
-
-// Encode returns the state. Equal states give equal bytes.
-func (t *Tracker) Encode() ([]byte, error) {
-	e := encoded{Version: stateVersion, Table: TableVersion, BootID: t.boot, Units: []*unit{}}
-	for _, k := range t.sorted() {
-		// A unit to which nothing has happened need not be kept.
-		if u := t.units[k]; !u.Since.IsZero() || len(u.Falls) > 0 {
-			kept := *u
-			kept.Heard = u.latest()
-			e.Units = append(e.Units, &kept)
+// window is how long a unit must be quiet that has fallen so often, this time
+// included.
+func (p *Policy) window(falls int) time.Duration {
+	window := max(p.Quiet, 0)
+	for range falls - 1 {
+		if window > p.MaxQuiet/2 {
+			return max(p.Quiet, p.MaxQuiet)
 		}
-	}
-	return json.Marshal(e)
-}
-
-// latest is when something last happened to the unit. It stands in for when it was
-// heard of, which changes with each reading.
-func (u *unit) latest() time.Time {
-	if n := len(u.Falls); n > 0 && u.Falls[n-1].After(u.Last) {
-		return u.Falls[n-1]
-	}
-	return u.Last
-}
-
-func (t *Tracker) sorted() []key {
-	return slices.SortedFunc(maps.Keys(t.units), func(a, b key) int {
-		if c := strings.Compare(a.gpu, b.gpu); c != 0 {
-			return c
-		}
-		return a.gi - b.gi
-	})
-}
-
-// Restore goes on from the state that Encode returned. After another boot, faults
-// that were reported are over, as a reboot resets every GPU, and probes are made
-// anew; the falls still count.
-func Restore(p Policy, bootID string, data []byte) (*Tracker, error) {
-	var e encoded
-	if err := json.Unmarshal(data, &e); err != nil {
-		return nil, fmt.Errorf("health state: %w", err)
-	}
-	if e.Version != stateVersion {
-		return nil, fmt.Errorf("health state: version %d, this program knows %d", e.Version, stateVersion)
-	}
-	if len(e.Units) > maxUnits {
-		return nil, fmt.Errorf("health state: %d units, at most %d are kept", len(e.Units), maxUnits)
-	}
-	t := New(p, bootID)
-	for _, u := range e.Units {
-		switch {
-		case u == nil || u.GPU == "" || u.GI < gpu.AnyInstance:
-			return nil, errors.New("health state: a unit without a name")
-		case u.State < gpu.Healthy || u.State > gpu.Lost || (u.State == gpu.Healthy) != u.Since.IsZero():
-			return nil, fmt.Errorf("health state: GPU %s: state and since contradict each other", u.GPU)
-		case len(u.Falls) > maxFalls:
-			return nil, fmt.Errorf("health state: GPU %s: %d falls, at most %d are kept", u.GPU, len(u.Falls), maxFalls)
-		}
-		if e.BootID != bootID {
-			if u.GI != gpu.AnyInstance {
-				continue // instances do not outlive a boot
-			}
-			u.recover()
-		}
-		u.told = u.verdict()
-		t.units[key{u.GPU, u.GI}] = u
-	}
-	return t, nil
-}
-
-func (u *unit) recover() {
-	u.Since, u.Last, u.State, u.Reason, u.Action, u.Reported = time.Time{}, time.Time{}, gpu.Healthy, "", Ignore, false
-}
-
-func (u *unit) verdict() gpu.Health { return gpu.Health{State: u.State, Reason: u.Reason} }
-
-// unit returns the state of a GPU or GPU instance.
-func (t *Tracker) unit(now time.Time, id string, gi int) *unit {
-	k := key{id, gi}
-	u := t.units[k]
-	if u == nil {
-		if len(t.units) >= maxUnits {
-			t.forget(now)
-		}
-		u = &unit{GPU: id, GI: gi}
-		t.units[k] = u
-	}
-	u.Heard = now
-	return u
-}
-
-// forget drops the unit that was heard of the longest ago.
-func (t *Tracker) forget(now time.Time) {
-	oldest, at := key{}, now
-	for _, k := range t.sorted() {
-		if heard := t.units[k].Heard; oldest == (key{}) || heard.Before(at) {
-			oldest, at = k, heard
-		}
-	}
-	delete(t.units, oldest)
-}
-
-// fault takes a fault in.
-func (u *unit) fault(now time.Time, state gpu.HealthState, reason string, action Action, reported bool) {
-	if u.Since.IsZero() {
-		u.Since = now
-		u.Falls = append(u.Falls, now)
-		if n := len(u.Falls); n > maxFalls {
-			u.Falls = slices.Delete(u.Falls, 0, n-maxFalls)
-		}
-	}
-	u.Last, u.State, u.Reason, u.Action, u.Reported = now, state, reason, action, reported
-}
-
-// window is how long the unit must be quiet now.
-func (u *unit) window(now time.Time, p *Policy) time.Duration {
-	window := p.Quiet
-	// The fall that it is in counts for nothing; those before it do.
-	for i, fall := range u.Falls {
-		if i < len(u.Falls)-1 && now.Sub(fall) < p.Memory && window < p.MaxQuiet {
-			window = min(2*window, p.MaxQuiet)
-		}
+		window *= 2
 	}
 	return window
 }
 
-// Event takes an XID in. One that names a GPU instance is about that alone, unless
-// its rule is about the whole GPU.
+// remembers says whether something of that time counts now.
+func (p *Policy) remembers(now, then time.Time) bool { return now.Sub(then) <= p.Memory }
+
+// Tracker follows the health of a node's GPUs. It is not safe for concurrent use.
+type Tracker struct {
+	policy Policy
+	bootID string
+	// gpus has the GPUs to which something has happened, by UUID.
+	gpus map[string]*tracked
+}
+
+// tracked is what is known of a GPU.
+type tracked struct {
+	unit
+	// Events are the XIDs since the last reading, and those of instances since the
+	// last one in which the GPU answered, by the id of the GPU instance.
+	Events map[int]xidFault `json:"events,omitempty"`
+	// MIG are its MIG devices to which something has happened, by UUID.
+	MIG map[string]*unit `json:"mig,omitempty"`
+	// Missing is since when no reading has it and no event speaks of it, zero where
+	// it is not missing.
+	Missing time.Time `json:"missing,omitzero"`
+
+	// present says that the last reading had it.
+	present bool
+}
+
+// unit is the state of a GPU or of a MIG device. It is unhealthy while it has a
+// fault, and has at most one of each source. A zero Ended means that it goes on.
+type unit struct {
+	// Falls are when it turned unhealthy, in order. While it is unhealthy the last of
+	// them is the present one.
+	Falls []time.Time `json:"falls,omitempty"`
+	// XID is what the driver reported.
+	XID xidFault `json:"xid,omitzero"`
+	// Recovery is the driver's recovery action.
+	Recovery      gpu.Recovery `json:"recovery,omitempty"`
+	RecoveryEnded time.Time    `json:"recoveryEnded,omitzero"`
+	// Probe is the reason for which a reading found it not healthy.
+	Probe      string    `json:"probe,omitempty"`
+	Lost       bool      `json:"lost,omitempty"`
+	ProbeEnded time.Time `json:"probeEnded,omitzero"`
+	// Rebooted says that the machine was started anew since, so that the next reading
+	// decides alone.
+	Rebooted bool `json:"rebooted,omitempty"`
+}
+
+// xidFault is one or more XIDs: the first of those that ask for the most, and the
+// time of the last.
+type xidFault struct {
+	XID int       `json:"xid"`
+	At  time.Time `json:"at"`
+}
+
+func (f *xidFault) add(o xidFault) {
+	if f.XID == 0 || RuleOf(o.XID).Action > RuleOf(f.XID).Action {
+		f.XID = o.XID
+	}
+	if o.At.After(f.At) {
+		f.At = o.At
+	}
+}
+
+// New returns a Tracker to which nothing has happened. bootID names the boot of the
+// machine.
+func New(p Policy, bootID string) *Tracker {
+	return &Tracker{policy: p, bootID: bootID, gpus: make(map[string]*tracked)}
+}
+
+// Event takes in what the driver reports. It shows with the next Observe. An XID of
+// a GPU instance is about the MIG devices which that instance has in the next
+// reading in which the GPU answers, unless its rule is about the whole GPU.
 func (t *Tracker) Event(now time.Time, e gpu.Event) {
-	r := RuleOf(e.XID)
-	if e.GPU == "" || !t.policy.removes(r) {
+	if e.GPU == "" || e.XID < 1 || !t.policy.removes(e.XID) {
 		return
 	}
 	gi := e.GI
-	if r.Whole || gi < 0 {
+	if gi < 0 || gi >= maxInstances || RuleOf(e.XID).Whole {
 		gi = gpu.AnyInstance
 	}
-	u := t.unit(now, e.GPU, gi)
-	reason, action := fmt.Sprintf("XID %d: %s", e.XID, r.Why), r.Action
-	if u.State == gpu.Lost {
-		// That it does not answer is the worse news.
-		reason = u.Reason
+	s := t.gpus[e.GPU]
+	if s == nil {
+		s = new(tracked)
+		t.gpus[e.GPU] = s
 	}
-	u.fault(now, max(u.State, gpu.Unhealthy), reason, action, true)
+	if s.Events == nil {
+		s.Events = make(map[int]xidFault)
+	}
+	f := s.Events[gi]
+	f.add(xidFault{e.XID, now.UTC()})
+	s.Events[gi] = f
+	s.Missing = time.Time{}
+	t.limit()
 }
 
-// Change is a change of the health of a GPU, or of one of its MIG devices.
+// Change is a change of the health of a GPU or MIG device.
 type Change struct {
-	// GPU is the UUID of the GPU, MIG that of the MIG device, "" for the GPU itself.
-	GPU, MIG string
-	Was, Is  gpu.Health
+	// GPU is the UUID of the GPU.
+	GPU string
+	// MIG is the UUID of the MIG device, "" for the GPU itself.
+	MIG     string
+	Was, Is gpu.Health
 }
 
-// Observe takes a reading in and puts the verdicts onto it: the Health of each GPU
-// and of each MIG device. What the driver and XIDs report of the GPUs in override,
-// by UUID, counts for nothing; a probe that fails does. It returns what has changed
-// since the last Observe, in the order of the machine.
+// Observe takes a reading in, which is the probe of all units, and puts the verdicts
+// onto it: m.GPUs[i].Health, and the Health of each MIG device, which is its own
+// alone. XIDs and recovery actions of the GPUs in override, by UUID, and of their MIG
+// devices count for nothing and are forgotten; a probe that fails counts. m must be
+// valid. It returns what changed since the last Observe, in the order of GPUs, each
+// before its MIG devices.
 func (t *Tracker) Observe(now time.Time, m *gpu.Machine, override map[string]bool) []Change {
+	now = now.UTC() // one time has one text
+	for _, s := range t.gpus {
+		s.present = false
+	}
 	var changes []Change
-	clear(t.mig)
 	for i := range m.GPUs {
-		g := &m.GPUs[i]
-		u := t.unit(now, g.UUID, gpu.AnyInstance)
-		t.probe(now, u, g, override[g.UUID])
-		probe := g.Health
-		g.Health = u.verdict()
-		changes = append(changes, u.change("")...)
-		if probe.State != gpu.Lost {
-			t.dropInstances(g)
+		changes = append(changes, t.observe(now, &m.GPUs[i], override[m.GPUs[i].UUID])...)
+	}
+	for uuid, s := range t.gpus {
+		if s.present {
+			continue
 		}
-		for j := range g.MIG.Devices {
-			d := &g.MIG.Devices[j]
-			d.Health = gpu.Health{}
-			k := key{g.UUID, d.GI}
-			v, known := t.units[k]
-			if !known {
-				continue // nothing has ever happened to it
-			}
-			t.mig[d.UUID] = k
-			v.Heard, v.MIG = now, d.UUID
-			if override[g.UUID] || probe.State != gpu.Lost && t.quiet(now, v) {
-				v.recover()
-			}
-			d.Health = v.verdict()
-			changes = append(changes, v.change(d.UUID)...)
+		if s.Missing.IsZero() || s.Missing.After(now) {
+			s.Missing = now
+		}
+		if !t.policy.remembers(now, s.Missing) {
+			delete(t.gpus, uuid)
 		}
 	}
-	for k, u := range t.units {
-		if now.Sub(u.Heard) > t.policy.Memory {
-			delete(t.units, k) // it has been out of the machine for long
+	t.limit()
+	return changes
+}
+
+// observe takes in the reading of a GPU.
+func (t *Tracker) observe(now time.Time, g *gpu.GPU, override bool) []Change {
+	s := t.gpus[g.UUID]
+	if s == nil {
+		s = new(tracked)
+	}
+	s.present, s.Missing = true, time.Time{}
+	s.notAfter(now)
+	answers := g.Health.State != gpu.Lost
+	var changes []Change
+	tell := func(mig string, was, is gpu.Health) {
+		if was != is {
+			changes = append(changes, Change{GPU: g.UUID, MIG: mig, Was: was, Is: is})
 		}
+	}
+	was := s.observe(now, &t.policy, reading{s.Events[gpu.AnyInstance], g.Health, g.Recovery, answers, override})
+	g.Health = s.verdict()
+	tell("", was, g.Health)
+
+	units := make(map[string]*unit)
+	for i := range g.MIG.Devices {
+		d := &g.MIG.Devices[i]
+		u := s.MIG[d.UUID]
+		if u == nil {
+			u = new(unit)
+		}
+		r := reading{health: d.Health, answers: answers, override: override}
+		if answers {
+			r.xid = s.Events[d.GI]
+		}
+		was := u.observe(now, &t.policy, r)
+		d.Health = u.verdict()
+		tell(d.UUID, was, d.Health)
+		if !u.blank() {
+			units[d.UUID] = u
+		}
+	}
+	if answers {
+		// What is not in the reading is gone.
+		s.MIG, s.Events = units, nil
+	} else {
+		delete(s.Events, gpu.AnyInstance)
+		if s.MIG == nil {
+			s.MIG = units
+		}
+		maps.Copy(s.MIG, units)
+	}
+	// Events are left of a lost GPU alone, which is not blank.
+	if s.blank() && len(s.MIG) == 0 {
+		delete(t.gpus, g.UUID)
+	} else {
+		t.gpus[g.UUID] = s
 	}
 	return changes
 }
 
-// probe judges a GPU by a reading.
-func (t *Tracker) probe(now time.Time, u *unit, g *gpu.GPU, override bool) {
+// limit forgets the GPUs that are missing the longest, if those that the last reading
+// did not have are too many.
+func (t *Tracker) limit() {
+	var absent []string
+	for uuid, s := range t.gpus {
+		if !s.present {
+			absent = append(absent, uuid)
+		}
+	}
+	if len(absent) <= maxAbsent {
+		return
+	}
+	slices.SortFunc(absent, func(a, b string) int {
+		x, y := t.gpus[a].Missing, t.gpus[b].Missing
+		switch {
+		case x.IsZero() != y.IsZero() && x.IsZero():
+			return 1
+		case x.IsZero() != y.IsZero():
+			return -1
+		case !x.Equal(y):
+			return x.Compare(y)
+		case a < b:
+			return -1
+		}
+		return 1
+	})
+	for _, uuid := range absent[:len(absent)-maxAbsent] {
+		delete(t.gpus, uuid)
+	}
+}
+
+// reading is what one reading says of a unit.
+type reading struct {
+	// xid are the XIDs since the last reading.
+	xid      xidFault
+	health   gpu.Health
+	recovery gpu.Recovery
+	// answers is false where the GPU is lost: then what is said of its MIG devices is
+	// what was known before, and passes no probe.
+	answers  bool
+	override bool
+}
+
+// observe takes a reading in and returns the verdict that was.
+func (u *unit) observe(now time.Time, p *Policy, r reading) gpu.Health {
+	was := u.verdict()
+	if u.Rebooted {
+		*u = unit{Falls: u.Falls}
+	}
+	down := u.faulty()
+	u.take(now, r)
+	if r.override || !p.removes(u.XID.XID) {
+		u.XID = xidFault{}
+	}
+	if r.override {
+		u.Recovery, u.RecoveryEnded = gpu.RecoveryNone, time.Time{}
+	}
+	forgotten := func(fall time.Time) bool { return !p.remembers(now, fall) }
 	switch {
-	case g.Health.State != gpu.Healthy:
-		action := Diagnose
-		if g.Recovery != gpu.RecoveryNone {
-			action = recoveryAction(g.Recovery)
-		} else if u.Reported {
-			action = u.Action // an XID has said already what must be done
+	case !u.faulty():
+		u.Falls = slices.DeleteFunc(u.Falls, forgotten)
+	case !down:
+		u.Falls = append(slices.DeleteFunc(u.Falls, forgotten), now)
+		u.Falls = u.Falls[max(0, len(u.Falls)-maxFalls):]
+	case r.answers && !u.goesOn() && !now.Before(u.returns(p)):
+		*u = unit{Falls: u.Falls}
+	}
+	return was
+}
+
+// take notes the faults of a reading, and which ones it ends.
+func (u *unit) take(now time.Time, r reading) {
+	if r.xid.XID != 0 {
+		u.XID.add(r.xid)
+	}
+	switch {
+	case !r.health.OK():
+		u.Probe, u.Lost, u.ProbeEnded = r.health.Reason, r.health.State == gpu.Lost, time.Time{}
+		if u.Probe == "" {
+			u.Probe = "no reason is known"
 		}
-		u.fault(now, g.Health.State, g.Health.Reason, action, false)
-	case g.Recovery != gpu.RecoveryNone && !override:
-		u.fault(now, gpu.Unhealthy, "the driver asks: "+g.Recovery.String(), recoveryAction(g.Recovery), true)
-	case u.Since.IsZero():
-	case override && u.Reported, t.quiet(now, u):
-		u.recover()
-	case u.State == gpu.Lost:
-		u.State, u.Reason = gpu.Unhealthy, "it was lost and is watched"
+	case r.answers && u.Probe != "" && u.ProbeEnded.IsZero():
+		u.ProbeEnded = now
+	}
+	switch {
+	case r.recovery != gpu.RecoveryNone:
+		u.Recovery, u.RecoveryEnded = r.recovery, time.Time{}
+	case u.Recovery != gpu.RecoveryNone && u.RecoveryEnded.IsZero():
+		u.RecoveryEnded = now
 	}
 }
 
-// quiet says whether the unit has been without faults for its window. A clock that
-// was set back must not keep it out.
-func (t *Tracker) quiet(now time.Time, u *unit) bool {
-	since := now.Sub(u.Last)
-	if since < 0 {
-		u.Last = now
-		return false
+// notAfter takes what happened later than now as happening now. A clock that was set
+// back must not keep a unit out until it is that late again.
+func (s *tracked) notAfter(now time.Time) {
+	for gi, f := range s.Events {
+		notAfter(&f.At, now)
+		s.Events[gi] = f
 	}
-	return since >= u.window(now, &t.policy)
+	s.unit.notAfter(now)
+	for _, u := range s.MIG {
+		u.notAfter(now)
+	}
 }
 
-// dropInstances forgets the instances of an answering GPU that are gone or have
-// been made anew.
-func (t *Tracker) dropInstances(g *gpu.GPU) {
-	for k, u := range t.units {
-		if k.gpu != g.UUID || k.gi == gpu.AnyInstance {
-			continue
+func (u *unit) notAfter(now time.Time) {
+	for i := range u.Falls {
+		notAfter(&u.Falls[i], now)
+	}
+	notAfter(&u.XID.At, now)
+	notAfter(&u.ProbeEnded, now)
+	notAfter(&u.RecoveryEnded, now)
+}
+
+func notAfter(at *time.Time, now time.Time) {
+	if at.After(now) {
+		*at = now
+	}
+}
+
+// faulty says whether there is a fault, which is to say that the unit is unhealthy.
+func (u *unit) faulty() bool {
+	return u.XID.XID != 0 || u.Probe != "" || u.Recovery != gpu.RecoveryNone
+}
+
+// goesOn says whether a fault still lasted at the last reading that answered.
+func (u *unit) goesOn() bool {
+	return u.Probe != "" && u.ProbeEnded.IsZero() || u.Recovery != gpu.RecoveryNone && u.RecoveryEnded.IsZero()
+}
+
+// blank says whether there is nothing to remember.
+func (u *unit) blank() bool { return !u.faulty() && len(u.Falls) == 0 }
+
+// lost says whether the last reading got no answer.
+func (u *unit) lost() bool { return u.Lost && u.ProbeEnded.IsZero() }
+
+// returns is when an unhealthy unit whose faults are over returns.
+func (u *unit) returns(p *Policy) time.Time {
+	last := u.XID.At
+	for _, end := range []time.Time{u.ProbeEnded, u.RecoveryEnded} {
+		if end.After(last) {
+			last = end
 		}
-		i := slices.IndexFunc(g.MIG.Devices, func(d gpu.MIGDevice) bool { return d.GI == k.gi })
-		if i < 0 || u.MIG != "" && u.MIG != g.MIG.Devices[i].UUID {
-			delete(t.units, k)
-		}
 	}
+	return last.Add(p.window(len(u.Falls)))
 }
 
-// change tells the verdict if it is another than the last one told.
-func (u *unit) change(mig string) []Change {
-	was, is := u.told, u.verdict()
-	u.told = is
-	if was == is {
-		return nil
+// verdict is the health as of the last reading.
+func (u *unit) verdict() gpu.Health {
+	switch {
+	case u.lost():
+		return gpu.Health{State: gpu.Lost, Reason: u.Probe}
+	case u.Recovery != gpu.RecoveryNone:
+		return gpu.Health{State: gpu.Unhealthy, Reason: "the driver says: " + u.Recovery.String()}
+	case u.XID.XID != 0:
+		return gpu.Health{State: gpu.Unhealthy, Reason: fmt.Sprintf("XID %d: %s", u.XID.XID, RuleOf(u.XID.XID).Why)}
+	case u.Probe != "":
+		return gpu.Health{State: gpu.Unhealthy, Reason: u.Probe}
 	}
-	return []Change{{GPU: u.GPU, MIG: mig, Was: was, Is: is}}
+	return gpu.Health{}
 }
 
-func recoveryAction(r gpu.Recovery) Action {
-	switch r {
+// action is what must be done about the fault.
+func (u *unit) action() Action {
+	if u.Recovery == gpu.RecoveryNone {
+		return RuleOf(u.XID.XID).Action
+	}
+	switch u.Recovery {
 	case gpu.RecoveryReset:
 		return ResetGPU
 	case gpu.RecoveryReboot:
@@ -354,27 +420,46 @@ func recoveryAction(r gpu.Recovery) Action {
 	case gpu.RecoveryDrainReset:
 		return DrainReset
 	}
-	return Diagnose
+	return Unknown
 }
 
-// Fault says why a unit is unhealthy.
+// Fault is why a unit is unhealthy.
 type Fault struct {
-	// Since is when it fell, zero for a healthy unit.
+	// Since is when it turned unhealthy, zero where it is healthy.
 	Since time.Time
-	// Returns is when it returns at the earliest, if nothing more happens.
+	// Returns is when it returns if nothing more happens and the reading then passes,
+	// zero where it first waits for a reading without faults.
 	Returns time.Time
-	Action  Action
+	// Action is what must be done.
+	Action Action
 }
 
 // Fault returns the fault of a GPU or MIG device, by UUID, as of the last Observe.
+// That of a MIG device is its own alone.
 func (t *Tracker) Fault(uuid string) Fault {
-	k, ok := t.mig[uuid]
-	if !ok {
-		k = key{uuid, gpu.AnyInstance}
+	if s := t.gpus[uuid]; s != nil {
+		return s.fault(&t.policy)
 	}
-	u := t.units[k]
-	if u == nil || u.Since.IsZero() {
+	for _, id := range slices.Sorted(maps.Keys(t.gpus)) {
+		s := t.gpus[id]
+		if u := s.MIG[uuid]; u != nil {
+			f := u.fault(&t.policy)
+			if s.lost() {
+				f.Returns = time.Time{}
+			}
+			return f
+		}
+	}
+	return Fault{}
+}
+
+func (u *unit) fault(p *Policy) Fault {
+	if !u.faulty() {
 		return Fault{}
 	}
-	return Fault{Since: u.Since, Returns: u.Last.Add(u.window(u.Last, &t.policy)), Action: u.Action}
+	f := Fault{Since: u.Falls[len(u.Falls)-1], Action: u.action()}
+	if !u.goesOn() {
+		f.Returns = u.returns(p)
+	}
+	return f
 }

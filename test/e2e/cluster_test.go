@@ -28,8 +28,8 @@ import (
 
 // programs are what the tests run.
 type programs struct {
-	binaries      localcluster.Binaries
-	agent, ashlar string
+	binaries                  localcluster.Binaries
+	agent, controller, ashlar string
 }
 
 // find finds Ashlar's programs in the folder $ASHLAR_BIN, where `make e2e` has
@@ -42,7 +42,7 @@ var find = sync.OnceValues(func() (*programs, error) {
 			return nil, err
 		}
 		cleanup = func() { _ = os.RemoveAll(dir) }
-		for _, name := range []string{"ashlar", "ashlar-agent"} {
+		for _, name := range []string{"ashlar", "ashlar-agent", "ashlar-controller"} {
 			out, err := exec.Command("go", "build", "-o", dir+"/", "../../cmd/"+name).CombinedOutput()
 			if err != nil {
 				return nil, fmt.Errorf("build %s: %w\n%s", name, err, out)
@@ -50,7 +50,10 @@ var find = sync.OnceValues(func() (*programs, error) {
 		}
 	}
 	binaries, err := localcluster.EnsureBinaries(context.Background(), localcluster.BinaryOptions{Progress: os.Stderr})
-	return &programs{binaries: binaries, agent: filepath.Join(dir, "ashlar-agent"), ashlar: filepath.Join(dir, "ashlar")}, err
+	return &programs{
+		binaries: binaries, ashlar: filepath.Join(dir, "ashlar"),
+		agent: filepath.Join(dir, "ashlar-agent"), controller: filepath.Join(dir, "ashlar-controller"),
+	}, err
 })
 
 // cleanup removes what find built.
@@ -101,6 +104,9 @@ func stateDir(t *testing.T) string {
 	return filepath.Join(dir, "c")
 }
 
+// healthQuiet is how long a GPU must be quiet in tests.
+const healthQuiet = 3 * time.Second
+
 // cluster is a running cluster with what tests ask of it.
 type cluster struct {
 	*localcluster.Cluster
@@ -121,7 +127,8 @@ func up(t *testing.T, nodes ...string) *cluster {
 		specs = append(specs, spec)
 	}
 	c, err := localcluster.Up(t.Context(), localcluster.Options{
-		StateDir: stateDir(t), Nodes: specs, Binaries: p.binaries, Agent: p.agent, Progress: t.Output(),
+		StateDir: stateDir(t), Nodes: specs, Binaries: p.binaries, Agent: p.agent, Controller: p.controller,
+		HealthQuiet: healthQuiet, ControllerArgs: []string{"--mig-min-life=5s", "--mig-idle-after=10s"}, Progress: t.Output(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -357,15 +364,31 @@ func (c *cluster) assertGiven(node string, slots int) {
 			c.t.Errorf("node %s: %s was given to %d pods, %d at most: %v", node, name, len(pods), slots, pods)
 		}
 	}
+	// The kubelet does not list all pods at one moment, so one that ends and one that
+	// takes its place can both be in a list. Not in two lists.
+	before := c.heldTwice(node)
+	if len(before) == 0 {
+		return
+	}
+	for id, pods := range c.heldTwice(node) {
+		if before[id] == pods {
+			c.t.Errorf("node %s: %s is held by %s", node, id, pods)
+		}
+	}
+}
+
+// heldTwice lists devices that the kubelet says two pods hold, with the pods.
+func (c *cluster) heldTwice(node string) map[string]string {
 	held, err := c.holders(node)
 	if err != nil {
-		return // the kubelet is on its way back; the containers above tell
+		return nil // the kubelet is on its way back; what containers were given tells
 	}
+	twice := make(map[string]string)
 	seen := make(map[string]string)
 	for _, h := range held {
 		for _, id := range h.Devices {
-			if other, twice := seen[id]; twice {
-				c.t.Errorf("node %s: %s is held by %s and %s", node, id, other, h.Pod)
+			if other, again := seen[id]; again {
+				twice[id] = other + " and " + h.Pod
 			}
 			seen[id] = h.Pod
 			if _, err := gpu.ParseDeviceID(id); err != nil {
@@ -373,6 +396,7 @@ func (c *cluster) assertGiven(node string, slots int) {
 			}
 		}
 	}
+	return twice
 }
 
 // events returns the messages of the node's Events with the reason.
