@@ -57,6 +57,12 @@ e2e: tools ## Run the tests on real kubelets (Linux, root)
 	$(GO) test -c -o $(BIN)/e2e.test ./test/e2e
 	cd test/e2e && $(SUDO) "ASHLAR_BIN=$(CURDIR)/$(BIN)" ../../$(BIN)/e2e.test -test.shuffle=on -test.timeout=20m -test.v
 
+SOAK ?= 30m
+.PHONY: soak
+soak: tools ## Start pods without end while parts are killed, for SOAK (30m)
+	$(GO) test -c -o $(BIN)/e2e.test ./test/e2e
+	cd test/e2e && $(SUDO) "ASHLAR_BIN=$(CURDIR)/$(BIN)" "ASHLAR_SOAK=$(SOAK)" ../../$(BIN)/e2e.test -test.run Soak -test.timeout=0 -test.v
+
 .PHONY: bench
 bench: ## Run the benchmarks, and the whole openb evaluation where the trace is there
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/placement ./internal/simulator ./internal/deviceplugin ./internal/sharing
