@@ -2,9 +2,8 @@
 // device plugin: it reads the same config file, accepts the same flags and
 // environment variables for what it serves, and offers the same resources.
 //
-// It needs the kubelet's folder, and with --kubeconfig or in a cluster the
-// right to get and patch nodes, to list and watch pods, and to create and patch
-// events.
+// It needs the kubelet's folder, and with --kubeconfig or in a cluster the rights
+// that docs/agent.md lists.
 package main
 
 import (
@@ -40,7 +39,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	config := &cobra.Command{Use: "config", Short: "Work with config files"}
 	config.AddCommand(newCheck())
-	root.AddCommand(newRun(), config)
+	mig := &cobra.Command{Use: "mig", Short: "Work with MIG configs"}
+	mig.AddCommand(newGenerate())
+	root.AddCommand(newRun(), config, mig)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
