@@ -35,7 +35,8 @@ var layers = map[string]struct {
 	"nvml":      {[]string{"gpu"}, "hardware is read into the domain model and no further"},
 	"health":    {[]string{"gpu"}, "verdicts follow from facts, without a node"},
 	"mig":       {[]string{"gpu", "nearest", "placement"}, "a change of MIG devices is planned without a cluster"},
-	"kube":      {[]string{"gpu", "sharing"}, "objects are turned into domain values and back, without a client"},
+	"visible":   {[]string{"gpu"}, "a container is checked without a cluster"},
+	"kube":      {[]string{"api/v1alpha1", "gpu", "sharing"}, "objects are turned into domain values and back, without a client"},
 	"machine":   {[]string{"gpu", "nearest"}, "a simulated machine stands in for nvml and must not know more"},
 }
 

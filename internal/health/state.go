@@ -50,7 +50,7 @@ func Restore(p Policy, bootID string, data []byte) (*Tracker, error) {
 		if err := g.check(); err != nil {
 			return nil, fmt.Errorf("health state: GPU %s: %w", uuid, err)
 		}
-		if s.BootID != bootID {
+		if s.BootID != t.bootID {
 			g.reboot()
 		}
 		t.gpus[uuid] = g

@@ -1,9 +1,11 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
@@ -119,6 +121,8 @@ func (f *xidFault) add(o xidFault) {
 // New returns a Tracker to which nothing has happened. bootID names the boot of the
 // machine.
 func New(p Policy, bootID string) *Tracker {
+	// As it is written, so that it is found again.
+	bootID = strings.ToValidUTF8(bootID, "\uFFFD")
 	return &Tracker{policy: p, bootID: bootID, gpus: make(map[string]*tracked)}
 }
 
@@ -257,17 +261,10 @@ func (t *Tracker) limit() {
 	}
 	slices.SortFunc(absent, func(a, b string) int {
 		x, y := t.gpus[a].Missing, t.gpus[b].Missing
-		switch {
-		case x.IsZero() != y.IsZero() && x.IsZero():
-			return 1
-		case x.IsZero() != y.IsZero():
-			return -1
-		case !x.Equal(y):
-			return x.Compare(y)
-		case a < b:
-			return -1
+		if x.IsZero() != y.IsZero() {
+			return y.Compare(x) // what was heard of since the last reading comes last
 		}
-		return 1
+		return cmp.Or(x.Compare(y), cmp.Compare(a, b))
 	})
 	for _, uuid := range absent[:len(absent)-maxAbsent] {
 		delete(t.gpus, uuid)
@@ -302,13 +299,14 @@ func (u *unit) observe(now time.Time, p *Policy, r reading) gpu.Health {
 	}
 	forgotten := func(fall time.Time) bool { return !p.remembers(now, fall) }
 	switch {
-	case !u.faulty():
-		u.Falls = slices.DeleteFunc(u.Falls, forgotten)
-	case !down:
+	case u.faulty() && !down:
 		u.Falls = append(slices.DeleteFunc(u.Falls, forgotten), now)
 		u.Falls = u.Falls[max(0, len(u.Falls)-maxFalls):]
-	case r.answers && !u.goesOn() && !now.Before(u.returns(p)):
+	case u.faulty() && r.answers && !u.goesOn() && !now.Before(u.returns(p)):
 		*u = unit{Falls: u.Falls}
+	}
+	if !u.faulty() {
+		u.Falls = slices.DeleteFunc(u.Falls, forgotten)
 	}
 	return was
 }

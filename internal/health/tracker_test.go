@@ -680,6 +680,17 @@ func TestClockSetBack(t *testing.T) {
 	}
 }
 
+func TestClockThatJumpsBetweenEventsShortensNoWindow(t *testing.T) {
+	n := newNode(t, 1, 0)
+	late := start.Add(time.Minute)
+	for _, at := range []time.Time{late, start} {
+		n.tracker.Event(at, gpu.Event{GPU: "GPU-0", XID: 79, GI: gpu.AnyInstance})
+	}
+	n.now = late
+	n.observe()
+	n.wantFault("GPU-0", health.Fault{Since: late, Returns: late.Add(2 * time.Minute), Action: health.Reboot})
+}
+
 func TestFallsOfTheFutureAreForgottenInTime(t *testing.T) {
 	n := newNode(t, 1, 0)
 	n.outage()
