@@ -2,7 +2,6 @@ package mig
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -10,19 +9,10 @@ import (
 	"strconv"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/nearest"
 	"github.com/ashlar-gpu/ashlar/internal/placement"
 )
-
-// MaxSize is the largest file that ParseConfig reads, in bytes: the limit of a
-// Kubernetes ConfigMap.
-const MaxSize = 1 << 20
-
-// maxCount is more than any GPU can have of one profile.
-const maxCount = 64
 
 // Config is a file of named configs.
 type Config struct {
@@ -33,7 +23,7 @@ type Config struct {
 // entry is one item of a named config.
 type entry struct {
 	line int
-	// filters are device and vendor ids, and of the subsystem; empty for any.
+	// filters narrow the entry to models; empty for any.
 	filters []filter
 	all     bool
 	devices []int
@@ -43,8 +33,9 @@ type entry struct {
 }
 
 type filter struct {
+	// device is the PCI id of the device above that of the vendor.
 	device uint32
-	// subsystem says that the filter names one, which is not read here.
+	// subsystem says that the filter names one, too. It is not read from GPUs.
 	subsystem bool
 }
 
@@ -52,208 +43,6 @@ type count struct {
 	profile string
 	n       int
 	line    int
-}
-
-// ParseConfig reads a file in the format of mig-parted, version v1. The name of
-// the file is for messages. All problems are in the error, each with its line.
-func ParseConfig(file string, data []byte) (*Config, error) {
-	p := parser{file: file}
-	if len(data) > MaxSize {
-		return nil, fmt.Errorf("%s: is %d bytes long, more than the %d that a ConfigMap can hold", file, len(data), MaxSize)
-	}
-	var document yaml.Node
-	if err := yaml.Unmarshal(data, &document); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	if len(document.Content) == 0 {
-		return nil, fmt.Errorf("%s: is empty; give version and mig-configs", file)
-	}
-	c := &Config{file: file, configs: make(map[string][]entry)}
-	top := p.fields(document.Content[0], "the file", "version", "mig-configs")
-	if v := top["version"]; v == nil {
-		p.add(1, "version is missing: write version: v1")
-	} else if v.Value != "v1" {
-		p.add(v.Line, "version is %q, and v1 is the only one", v.Value)
-	}
-	configs := top["mig-configs"]
-	if configs == nil {
-		p.add(1, "mig-configs is missing")
-	} else {
-		for _, f := range p.pairs(configs, "mig-configs") {
-			name := f.key.Value
-			if _, twice := c.configs[name]; twice {
-				p.add(f.key.Line, "mig-configs.%s is there twice", name)
-			}
-			if f.value.Kind != yaml.SequenceNode || len(f.value.Content) == 0 {
-				p.add(f.value.Line, "mig-configs.%s is not a list of at least one entry", name)
-			}
-			c.configs[name] = nil
-			for i, item := range f.value.Content {
-				if f.value.Kind == yaml.SequenceNode {
-					c.configs[name] = append(c.configs[name], p.entry(item, fmt.Sprintf("mig-configs.%s[%d]", name, i)))
-				}
-			}
-		}
-	}
-	if len(p.errs) > 0 {
-		return nil, errors.Join(p.errs...)
-	}
-	return c, nil
-}
-
-type parser struct {
-	file string
-	errs []error
-}
-
-func (p *parser) add(line int, format string, args ...any) {
-	const most = 50
-	if len(p.errs) < most {
-		p.errs = append(p.errs, fmt.Errorf("%s:%d: %s", p.file, line, fmt.Sprintf(format, args...)))
-	}
-}
-
-type pair struct{ key, value *yaml.Node }
-
-// pairs are the keys of a mapping. An alias stands for what it names.
-func (p *parser) pairs(n *yaml.Node, what string) []pair {
-	n = resolve(n)
-	if n.Kind != yaml.MappingNode {
-		p.add(n.Line, "%s is not a mapping of keys to values", what)
-		return nil
-	}
-	var list []pair
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Kind != yaml.ScalarNode {
-			p.add(n.Content[i].Line, "%s has a key that is not a text", what)
-			continue
-		}
-		list = append(list, pair{n.Content[i], resolve(n.Content[i+1])})
-	}
-	return list
-}
-
-func resolve(n *yaml.Node) *yaml.Node {
-	for n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	return n
-}
-
-// fields are the values of a mapping with known keys.
-func (p *parser) fields(n *yaml.Node, what string, known ...string) map[string]*yaml.Node {
-	values := make(map[string]*yaml.Node)
-	for _, f := range p.pairs(n, what) {
-		key := f.key.Value
-		switch {
-		case !slices.Contains(known, key):
-			hint := "known are " + strings.Join(known, ", ")
-			if word := nearest.Word(key, known); word != "" {
-				hint = "did you mean " + word + "?"
-			}
-			p.add(f.key.Line, "%s has the unknown key %s; %s", what, key, hint)
-		case values[key] != nil:
-			p.add(f.key.Line, "%s has the key %s twice", what, key)
-		default:
-			values[key] = f.value
-		}
-	}
-	return values
-}
-
-func (p *parser) entry(n *yaml.Node, what string) entry {
-	e := entry{line: n.Line}
-	fields := p.fields(n, what, "device-filter", "devices", "mig-enabled", "mig-devices")
-	if f := fields["device-filter"]; f != nil {
-		e.filters = p.filters(f, what+".device-filter")
-	}
-	switch d := fields["devices"]; {
-	case d == nil:
-		p.add(e.line, "%s.devices is missing: write all or a list of indices", what)
-	case d.Kind == yaml.ScalarNode && d.Value == "all":
-		e.all = true
-	case d.Kind == yaml.SequenceNode:
-		for _, item := range d.Content {
-			i, err := strconv.Atoi(resolve(item).Value)
-			if err != nil || i < 0 {
-				p.add(item.Line, "%s.devices has %q, which is not an index from 0", what, resolve(item).Value)
-			}
-			e.devices = append(e.devices, i)
-		}
-	default:
-		p.add(d.Line, "%s.devices is neither all nor a list of indices", what)
-	}
-	switch m := fields["mig-enabled"]; {
-	case m == nil:
-		p.add(e.line, "%s.mig-enabled is missing: write true or false", what)
-	case m.Tag != "!!bool":
-		p.add(m.Line, "%s.mig-enabled is %q, neither true nor false", what, m.Value)
-	default:
-		e.enabled = strings.EqualFold(m.Value, "true")
-	}
-	devices := fields["mig-devices"]
-	switch {
-	case devices == nil && e.enabled:
-		p.add(e.line, "%s.mig-devices is missing: name profiles and counts, or write {} for none", what)
-	case devices != nil:
-		e.counts = p.counts(devices, what+".mig-devices")
-		if !e.enabled && len(e.counts) > 0 {
-			p.add(devices.Line, "%s.mig-devices must be empty, since mig-enabled is false", what)
-		}
-	}
-	return e
-}
-
-func (p *parser) counts(n *yaml.Node, what string) []count {
-	var counts []count
-	sum := 0
-	seen := make(map[string]bool)
-	for _, f := range p.pairs(n, what) {
-		name := f.key.Value
-		c, err := strconv.Atoi(f.value.Value)
-		switch {
-		case f.value.Kind != yaml.ScalarNode || err != nil || c < 0 || c > maxCount:
-			p.add(f.value.Line, "%s.%s is %q, not a number from 0 to %d", what, name, f.value.Value, maxCount)
-		case seen[name]:
-			p.add(f.key.Line, "%s has %s twice", what, name)
-		}
-		if _, err := parseProfile(name); err != nil {
-			p.add(f.key.Line, "%s: %v", what, err)
-		}
-		seen[name] = true
-		sum += c
-		if c > 0 {
-			counts = append(counts, count{name, c, f.key.Line})
-		}
-	}
-	if len(seen) > 0 && sum == 0 {
-		p.add(n.Line, "%s has no device: give a count above 0, or write {} for none", what)
-	}
-	return counts
-}
-
-var filterPattern = regexp.MustCompile(`^0x([0-9A-Fa-f]{8})(:0x[0-9A-Fa-f]{8})?$`)
-
-func (p *parser) filters(n *yaml.Node, what string) []filter {
-	items := []*yaml.Node{n}
-	if n.Kind == yaml.SequenceNode {
-		items = n.Content
-	}
-	var filters []filter
-	for _, item := range items {
-		item = resolve(item)
-		m := filterPattern.FindStringSubmatch(item.Value)
-		if item.Kind != yaml.ScalarNode || m == nil {
-			p.add(item.Line, "%s has %q: write \"0xDDDDVVVV\", the PCI ids of device and vendor", what, item.Value)
-			continue
-		}
-		id, err := strconv.ParseUint(m[1], 16, 32)
-		if err != nil {
-			continue // the pattern says that it is one
-		}
-		filters = append(filters, filter{uint32(id), m[2] != ""})
-	}
-	return filters
 }
 
 // Names lists the configs in alphabetical order.
@@ -272,17 +61,21 @@ type Target struct {
 
 // Targets returns what a named config wants of each GPU of the machine, in the
 // order of indices; nil for a GPU that it leaves as it is. Of several entries for
-// a GPU the last counts. An entry for all GPUs passes over those that cannot do
-// MIG, or that are lost before they told their model; one that names such a GPU by
-// its index is an error.
+// a GPU the last counts.
+//
+// Profiles are named as the catalogue names them, with + or . before attributes.
+// The memory in a name is rounded, and not by all drivers alike: a name counts
+// also for the only profile that has the same slices and attributes, and the same
+// memory but for a sixteenth.
+//
+// An entry for all GPUs passes over those that cannot do MIG, or that are lost
+// before they told their model. One that names such a GPU by its index must not
+// want MIG mode of it. Of a model that can do MIG and is not in the catalogue
+// nothing but MIG mode off can be wanted, where it is off.
 func (c *Config) Targets(name string, m *gpu.Machine) ([]*Target, error) {
 	entries, ok := c.configs[name]
 	if !ok {
-		names := c.Names()
-		slices.SortStableFunc(names, func(a, b string) int {
-			return cmp.Compare(nearest.Distance(name, a), nearest.Distance(name, b))
-		})
-		return nil, fmt.Errorf("%s has no config %q; there are: %s", c.file, name, strings.Join(names, ", "))
+		return nil, fmt.Errorf("%s has no config %s; there are: %s", c.file, quoted(name), strings.Join(c.namesNear(name), ", "))
 	}
 	targets := make([]*Target, len(m.GPUs))
 	for _, e := range entries {
@@ -292,14 +85,13 @@ func (c *Config) Targets(name string, m *gpu.Machine) ([]*Target, error) {
 			}
 		}
 		for i := range m.GPUs {
-			g := &m.GPUs[i]
 			named := slices.Contains(e.devices, i)
-			if !e.all && !named || !matches(e.filters, g) {
+			if !e.all && !named {
 				continue
 			}
-			t, err := e.target(g, named)
+			t, line, err := e.target(&m.GPUs[i], named)
 			if err != nil {
-				return nil, fmt.Errorf("%s:%d: GPU %d: %w", c.file, e.line, i, err)
+				return nil, fmt.Errorf("%s:%d: GPU %d: %w", c.file, line, i, err)
 			}
 			if t != nil {
 				targets[i] = t
@@ -309,41 +101,67 @@ func (c *Config) Targets(name string, m *gpu.Machine) ([]*Target, error) {
 	return targets, nil
 }
 
-func matches(filters []filter, g *gpu.GPU) bool {
-	const nvidia = 0x10de
-	id := uint32(g.PCIDeviceID)<<16 | nvidia
-	return len(filters) == 0 || slices.ContainsFunc(filters, func(f filter) bool { return f.device == id })
+// namesNear lists the configs, those first that are like the name.
+func (c *Config) namesNear(name string) []string {
+	names := c.Names()
+	distance := make(map[string]int, len(names))
+	for _, n := range names {
+		distance[n] = nearest.Distance(cut(name), cut(n))
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return distance[a] - distance[b] })
+	return names
 }
 
-// target is what the entry wants of a GPU, nil where it passes over it.
-func (e *entry) target(g *gpu.GPU, named bool) (*Target, error) {
-	if slices.ContainsFunc(e.filters, func(f filter) bool { return f.subsystem }) {
-		return nil, errors.New("device-filter names a subsystem, which is not read: leave out what is after the colon")
+// target is what the entry wants of a GPU, nil where it passes over it. The line is
+// that of an error.
+func (e *entry) target(g *gpu.GPU, named bool) (*Target, int, error) {
+	if match, err := e.matches(g); err != nil || !match {
+		return nil, e.line, err
+	}
+	if !g.MIG.Capable {
+		if !named || !e.enabled {
+			return nil, 0, nil
+		}
+		return nil, e.line, fmt.Errorf("%s cannot do MIG; leave it out of devices", cmp.Or(g.Name, "a GPU that does not answer"))
 	}
 	product := gpu.ProductByName(g.Name)
-	if !g.MIG.Capable || product == nil || product.MIG == nil {
-		switch {
-		case !named || !e.enabled && !g.MIG.Capable:
-			return nil, nil //nolint:nilnil // nil is documented as "left as it is"
-		case !g.MIG.Capable:
-			return nil, fmt.Errorf("%s cannot do MIG: leave it out of devices", cmp.Or(g.Name, "a GPU that does not answer"))
+	if product == nil || product.MIG == nil {
+		if !e.enabled && !g.MIG.Enabled && !g.MIG.Pending {
+			return nil, 0, nil
 		}
-		return nil, fmt.Errorf("the MIG profiles of %s are not known: leave it out of devices", g.Name)
+		return nil, e.line, fmt.Errorf("the MIG profiles of %s are not known; keep the entry off it by devices or device-filter", quoted(g.Name))
 	}
 	t := &Target{Enabled: e.enabled}
 	for _, c := range e.counts {
 		id, err := profileOf(product.MIG, c.profile)
 		if err != nil {
-			return nil, err
+			return nil, c.line, fmt.Errorf("%s %w", g.Name, err)
 		}
-		for range c.n {
-			t.Profiles = append(t.Profiles, id)
-		}
+		t.Profiles = append(t.Profiles, slices.Repeat([]int{id}, c.n)...)
 	}
 	if _, err := placement.ArrangeMIG(product.MIG, nil, t.Profiles); err != nil {
-		return nil, err
+		return nil, e.line, fmt.Errorf("the devices do not fit on %s together: %w", g.Name, err)
 	}
-	return t, nil
+	return t, 0, nil
+}
+
+// matches says whether the filters let a GPU through. One that matches by a filter
+// with a subsystem may not be meant.
+func (e *entry) matches(g *gpu.GPU) (bool, error) {
+	const nvidia = 0x10de
+	id := uint32(g.PCIDeviceID)<<16 | nvidia
+	match := len(e.filters) == 0
+	unsure := false
+	for _, f := range e.filters {
+		if f.device == id {
+			match = match || !f.subsystem
+			unsure = unsure || f.subsystem
+		}
+	}
+	if unsure && !match {
+		return false, fmt.Errorf("device-filter names a subsystem of 0x%08X, which is not read; leave out what is after the colon", id)
+	}
+	return match, nil
 }
 
 // profileName is the parts of a name such as "2g.48gb+me.all".
@@ -352,27 +170,30 @@ type profileName struct {
 	attributes     string
 }
 
-var profilePattern = regexp.MustCompile(`^([1-9])g\.([1-9][0-9]{0,3})gb(?:([+.])([a-z][a-z.]*)|(-[a-z][a-z.]*))?$`)
+var profilePattern = regexp.MustCompile(`^([1-9])g\.([1-9][0-9]{0,3})gb(?:[+.]([a-z][a-z.]*)|(-[a-z][a-z.]*))?$`)
+
+// computePattern is the beginning of a name with compute instances.
+var computePattern = regexp.MustCompile(`^[1-9]c\.`)
 
 func parseProfile(name string) (profileName, error) {
+	if computePattern.MatchString(name) {
+		return profileName{}, fmt.Errorf("%s: compute instances are not supported; name the profile of the GPU instance, such as %q", quoted(name), "2g.10gb")
+	}
 	m := profilePattern.FindStringSubmatch(name)
 	if m == nil {
-		return profileName{}, fmt.Errorf("%q is not the name of a MIG profile: write one such as 1g.5gb or 1g.10gb+me", name)
+		return profileName{}, fmt.Errorf("%s is not the name of a MIG profile; write one such as %q or %q", quoted(name), "1g.5gb", "1g.10gb+me")
 	}
-	var p profileName
 	// The pattern says that these are numbers.
-	p.slices, _ = strconv.Atoi(m[1])
-	p.memory, _ = strconv.Atoi(m[2])
-	p.attributes = m[5]
-	if m[4] != "" {
-		p.attributes = "+" + m[4]
+	n, _ := strconv.Atoi(m[1])
+	memory, _ := strconv.Atoi(m[2])
+	attributes := m[4]
+	if m[3] != "" {
+		attributes = "+" + m[3]
 	}
-	return p, nil
+	return profileName{n, memory, attributes}, nil
 }
 
-// profileOf finds a profile by its name. The memory in it is rounded, and drivers
-// do not round alike: where no name is the same, the profile counts that has the
-// same slices and attributes and about the same memory, if there is one such.
+// profileOf finds a profile by its name.
 func profileOf(t *gpu.MIGTable, name string) (int, error) {
 	want, err := parseProfile(name)
 	if err != nil {
@@ -387,7 +208,9 @@ func profileOf(t *gpu.MIGTable, name string) (int, error) {
 		if have == want {
 			return t.Profiles[i].ID, nil
 		}
-		if diff := have.memory - want.memory; 8*max(diff, -diff) <= want.memory {
+		// GB200 says 1g.23gb or 1g.24gb, 4g.93gb or 4g.95gb. More than that can be
+		// another profile: the 1g.18gb of an H200 is not the 1g.20gb of an A100.
+		if diff := have.memory - want.memory; 16*max(diff, -diff) <= max(have.memory, want.memory) {
 			near = append(near, t.Profiles[i].ID)
 		}
 	}

@@ -1,13 +1,9 @@
 package mig
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strings"
+	"slices"
 
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 )
@@ -25,116 +21,159 @@ type Hardware interface {
 // use, and one folder belongs to one Executor.
 type Executor struct {
 	hardware Hardware
-	dir      string
+	journal  journal
+	// missed are the GPUs of which Recover has said that they are gone.
+	missed map[string]bool
 }
 
 // NewExecutor returns an Executor that keeps its journal in a folder: a file for
-// each GPU whose change is under way.
-func NewExecutor(h Hardware, dir string) *Executor { return &Executor{hardware: h, dir: dir} }
+// each GPU whose change is under way. The folder need not exist.
+func NewExecutor(h Hardware, dir string) *Executor { return newExecutor(h, folder(dir)) }
 
-// record is a change under way.
-type record struct {
-	Version int      `json:"version"`
-	GPU     string   `json:"gpu"`
-	Before  Geometry `json:"before"`
-	Wanted  Geometry `json:"wanted"`
+func newExecutor(h Hardware, d disk) *Executor {
+	return &Executor{hardware: h, journal: journal{d}, missed: make(map[string]bool)}
 }
 
-const (
-	recordVersion = 1
-	recordSuffix  = ".json"
-)
-
-func (x *Executor) path(uuid string) string { return filepath.Join(x.dir, uuid+recordSuffix) }
-
 // Apply makes a change. If a step fails, the GPU is brought back to how it was, and
-// the error is that of the step. If that fails, too, both are in the error, and
-// Recover must end it.
+// the error is that of the step. If that fails, too, both are in the error, the
+// change stays in the journal, and Recover must end it. A change is refused, and
+// nothing done, where the GPU is no more as it was when the change was planned.
 func (x *Executor) Apply(c *Change) error {
-	if _, err := os.Lstat(x.path(c.GPU)); err == nil {
-		return fmt.Errorf("GPU %d (%s): an earlier change of its MIG devices has not ended", c.Index, c.GPU)
+	what := fmt.Sprintf("GPU %d (%s)", c.Index, c.GPU)
+	if err := x.ready(c); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	r := &record{Version: recordVersion, GPU: c.GPU, Before: c.Before, Wanted: c.Wanted}
-	if err := x.save(r); err != nil {
+	if err := x.journal.begin(r); err != nil {
+		return fmt.Errorf("%s: journal of MIG changes: %w", what, err)
+	}
+	why, err := x.end(r)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", what, err)
+	case why != nil:
+		return fmt.Errorf("%s: %w; the GPU is cut as before", what, why)
+	}
+	return nil
+}
+
+// ready says why a change cannot begin.
+func (x *Executor) ready(c *Change) error {
+	open, err := x.journal.open(c.GPU)
+	if err != nil {
 		return fmt.Errorf("journal of MIG changes: %w", err)
 	}
-	err := x.converge(r.GPU, r.Wanted)
-	if err != nil {
-		if back := x.converge(r.GPU, r.Before); back != nil {
-			return errors.Join(err, fmt.Errorf("and back again: %w", back))
-		}
-		err = fmt.Errorf("%w; the GPU is cut as before", err)
+	if open {
+		return errors.New("an earlier change of its MIG devices has not ended")
 	}
-	return errors.Join(err, x.drop(r.GPU))
+	g, err := x.read(c.GPU)
+	if err != nil {
+		return err
+	}
+	// What came since was not asked to go, so it may be in use.
+	known := slices.Concat(c.Kept, c.Destroyed)
+	if len(g.MIG.Devices) != len(known) || !sameGeometry(GeometryOf(&g.MIG), c.Before) ||
+		slices.ContainsFunc(g.MIG.Devices, func(d gpu.MIGDevice) bool { return !slices.Contains(known, d.UUID) }) {
+		return errors.New("its MIG devices are no more those for which the change was planned")
+	}
+	return nil
+}
+
+func sameGeometry(a, b Geometry) bool {
+	rest := slices.Clone(b.Instances)
+	for _, in := range a.Instances {
+		at := slices.Index(rest, in)
+		if at < 0 {
+			return false
+		}
+		rest = slices.Delete(rest, at, at+1)
+	}
+	return a.Enabled == b.Enabled && len(rest) == 0
+}
+
+// end brings a GPU to what is wanted, or else back to what was before, and removes
+// the record. In the second case why says why. If it fails the record stays.
+func (x *Executor) end(r *record) (why, err error) {
+	why = x.converge(r.GPU, r.Wanted, forward)
+	if why != nil {
+		if err := x.converge(r.GPU, r.Before, back); err != nil {
+			return nil, fmt.Errorf("%w; and back again: %w", why, err)
+		}
+	}
+	if err := x.journal.end(r.GPU); err != nil {
+		return nil, errors.Join(why, fmt.Errorf("journal of MIG changes: %w", err))
+	}
+	return why, nil
 }
 
 // Outcome is how an interrupted change has ended.
 type Outcome struct {
 	GPU string
-	// Done says that the GPU is cut as was wanted, else it is as it was before; Gone
-	// that the machine has it no more.
-	Done, Gone bool
+	// Done says that the GPU is cut as was wanted; else it is as it was before, and
+	// Err says why.
+	Done bool
+	Err  error
+	// Gone says that the machine does not have the GPU. Its change stays in the
+	// journal and is ended when it comes back.
+	Gone bool
 }
 
 func (o Outcome) String() string {
 	switch {
 	case o.Gone:
-		return o.GPU + " is no more in the machine"
+		return o.GPU + " is not in the machine; its change waits for it"
 	case o.Done:
 		return o.GPU + " is cut as was wanted"
 	}
-	return o.GPU + " is cut as before"
+	return fmt.Sprintf("%s is cut as before: %v", o.GPU, o.Err)
 }
 
 // Recover ends the changes that an earlier process left: towards what was wanted,
 // and where that fails, back. A change that it cannot end is in the error and stays
 // in the journal; the others are ended all the same. It must be called before any
-// Apply, and again while it fails.
+// Apply, and again while it fails. Of a GPU that is gone it tells once.
 func (x *Executor) Recover() ([]Outcome, error) {
-	records, err := x.load()
+	records, err := x.journal.load()
+	var errs []error
 	if err != nil {
-		return nil, fmt.Errorf("journal of MIG changes: %w", err)
+		errs = append(errs, fmt.Errorf("journal of MIG changes: %w", err))
+	}
+	if len(records) > 0 {
+		// Whoever wrote them may have died before their names were safe.
+		if err := x.journal.sync(); err != nil {
+			return nil, errors.Join(append(errs, fmt.Errorf("journal of MIG changes: %w", err))...)
+		}
 	}
 	var outcomes []Outcome
-	var errs []error
 	for _, r := range records {
-		o, err := x.end(r)
-		if err == nil {
-			err = x.drop(r.GPU)
-		}
-		if err != nil {
-			errs = append(errs, err)
+		m, err := x.hardware.Read()
+		if err == nil && m.ByUUID(r.GPU) == nil {
+			if !x.missed[r.GPU] {
+				x.missed[r.GPU] = true
+				outcomes = append(outcomes, Outcome{GPU: r.GPU, Gone: true})
+			}
 			continue
 		}
-		outcomes = append(outcomes, o)
+		delete(x.missed, r.GPU)
+		var why error
+		if err == nil {
+			why, err = x.end(r)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("GPU %s: %w", r.GPU, err))
+			continue
+		}
+		outcomes = append(outcomes, Outcome{GPU: r.GPU, Done: why == nil, Err: why})
 	}
 	return outcomes, errors.Join(errs...)
 }
 
-func (x *Executor) end(r *record) (Outcome, error) {
-	m, err := x.hardware.Read()
-	if err != nil {
-		return Outcome{}, err
-	}
-	if m.ByUUID(r.GPU) == nil {
-		return Outcome{GPU: r.GPU, Gone: true}, nil
-	}
-	err = x.converge(r.GPU, r.Wanted)
-	if err == nil {
-		return Outcome{GPU: r.GPU, Done: true}, nil
-	}
-	if back := x.converge(r.GPU, r.Before); back != nil {
-		return Outcome{}, errors.Join(err, fmt.Errorf("and back again: %w", back))
-	}
-	return Outcome{GPU: r.GPU}, nil
-}
-
 // Pending lists the GPUs whose change is under way.
 func (x *Executor) Pending() ([]string, error) {
-	records, err := x.load()
-	var uuids []string
-	for _, r := range records {
-		uuids = append(uuids, r.GPU)
+	records, err := x.journal.load()
+	uuids := make([]string, len(records))
+	for i, r := range records {
+		uuids[i] = r.GPU
 	}
 	return uuids, err
 }
@@ -145,20 +184,13 @@ const maxSteps = 40
 
 // converge brings a GPU to a geometry, step by step. Each step is found from what
 // the GPU is then, and the last reading is the proof that it is there.
-func (x *Executor) converge(uuid string, want Geometry) error {
+func (x *Executor) converge(uuid string, to Geometry, way direction) error {
 	for range maxSteps {
-		m, err := x.hardware.Read()
+		g, err := x.read(uuid)
 		if err != nil {
 			return err
 		}
-		g := m.ByUUID(uuid)
-		if g == nil {
-			return fmt.Errorf("GPU %s: %w", uuid, gpu.ErrNotFound)
-		}
-		if g.Health.State == gpu.Lost {
-			return fmt.Errorf("GPU %d (%s): %w: %s", g.Index, uuid, gpu.ErrLost, g.Health.Reason)
-		}
-		s, more := nextStep(&g.MIG, want)
+		s, more := nextStep(&g.MIG, to, way)
 		if !more {
 			return nil
 		}
@@ -166,7 +198,23 @@ func (x *Executor) converge(uuid string, want Geometry) error {
 			return fmt.Errorf("%s: %w", s, err)
 		}
 	}
-	return fmt.Errorf("GPU %s does not become what is wanted, %s, in %d steps", uuid, want, maxSteps)
+	return fmt.Errorf("does not become what is wanted, %s, in %d steps", to, maxSteps)
+}
+
+// read returns a GPU that answers.
+func (x *Executor) read(uuid string) (*gpu.GPU, error) {
+	m, err := x.hardware.Read()
+	if err != nil {
+		return nil, err
+	}
+	g := m.ByUUID(uuid)
+	if g == nil {
+		return nil, gpu.ErrNotFound
+	}
+	if g.Health.State == gpu.Lost {
+		return nil, fmt.Errorf("%w: %s", gpu.ErrLost, g.Health.Reason)
+	}
+	return g, nil
 }
 
 func (x *Executor) do(uuid string, s step) error {
@@ -181,81 +229,4 @@ func (x *Executor) do(uuid string, s step) error {
 		_, err := x.hardware.CreateMIG(uuid, s.instance)
 		return err
 	}
-}
-
-// save writes a record so that it outlives even the host.
-func (x *Executor) save(r *record) error {
-	data, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(x.dir, 0o755); err != nil {
-		return err
-	}
-	path := x.path(r.GPU)
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	return x.sync()
-}
-
-// drop removes a record.
-func (x *Executor) drop(uuid string) error {
-	if err := os.Remove(x.path(uuid)); err != nil {
-		return fmt.Errorf("journal of MIG changes: %w", err)
-	}
-	return x.sync()
-}
-
-// sync makes the names in the folder outlive the host.
-func (x *Executor) sync() error {
-	d, err := os.Open(x.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
-// load reads all records, in the order of names. A file that was not finished is
-// of a change that had not begun.
-func (x *Executor) load() ([]*record, error) {
-	entries, err := os.ReadDir(x.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var records []*record
-	for _, e := range entries {
-		if !strings.HasSuffix(e.Name(), recordSuffix) {
-			continue
-		}
-		path := filepath.Join(x.dir, e.Name())
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return nil, err
-		}
-		r := &record{}
-		if err := json.Unmarshal(data, r); err != nil {
-			return nil, fmt.Errorf("%s: %w; cut the GPU by hand and remove the file", path, err)
-		}
-		if r.Version != recordVersion || r.GPU+recordSuffix != e.Name() {
-			return nil, fmt.Errorf("%s: version %d of GPU %q, this program writes version %d of its GPU; cut the GPU by hand and remove the file",
-				path, r.Version, r.GPU, recordVersion)
-		}
-		records = append(records, r)
-	}
-	return records, nil
 }

@@ -11,24 +11,56 @@ import (
 
 // Geometry is how a GPU is cut.
 type Geometry struct {
-	Enabled   bool              `json:"enabled"`
+	// Enabled is the MIG mode.
+	Enabled bool `json:"enabled"`
+	// Instances are the GPU instances.
 	Instances []gpu.MIGInstance `json:"instances,omitempty"`
 }
 
-// GeometryOf is how a GPU is cut now.
+// GeometryOf is how a GPU is cut now. Compute instances that share a GPU instance
+// are one.
 func GeometryOf(s *gpu.MIGState) Geometry {
-	return Geometry{Enabled: s.Enabled, Instances: s.Geometry()}
+	g := Geometry{Enabled: s.Enabled}
+	for i := range s.Devices {
+		if !sharesBefore(s.Devices, i) {
+			g.Instances = append(g.Instances, instanceOf(&s.Devices[i]))
+		}
+	}
+	return g
 }
 
 func (g Geometry) String() string {
 	if !g.Enabled {
 		return "MIG off"
 	}
+	if len(g.Instances) == 0 {
+		return "MIG on, no devices"
+	}
 	texts := make([]string, len(g.Instances))
 	for i, in := range g.Instances {
 		texts[i] = fmt.Sprintf("%d at %s", in.ProfileID, in.Placement)
 	}
 	return "MIG on, profiles " + strings.Join(texts, ", ")
+}
+
+func instanceOf(d *gpu.MIGDevice) gpu.MIGInstance {
+	return gpu.MIGInstance{ProfileID: d.ProfileID, Placement: d.Placement}
+}
+
+// sharesBefore says whether one of the devices before it is in the same GPU
+// instance.
+func sharesBefore(devices []gpu.MIGDevice, i int) bool {
+	return slices.ContainsFunc(devices[:i], func(d gpu.MIGDevice) bool { return d.GI == devices[i].GI })
+}
+
+// whole says whether the device fills its GPU instance. Others, made by hand, leave
+// some of its slices to others or to nobody; they are never what is wanted.
+func whole(devices []gpu.MIGDevice, i int) bool {
+	d := &devices[i]
+	if n := d.Attributes.ComputeSlices; n > 0 && n < d.Attributes.Slices {
+		return false
+	}
+	return !sharesBefore(devices, i) && !slices.ContainsFunc(devices[i+1:], func(e gpu.MIGDevice) bool { return e.GI == d.GI })
 }
 
 // Change is what one GPU needs to be cut as is wanted.
@@ -48,7 +80,7 @@ type Change struct {
 // PlanGPU compares a GPU with what is wanted of it. Held are the UUIDs of devices
 // in use. Of the ways to get the wanted devices it takes the one that destroys the
 // fewest held devices, then the fewest devices, and then leaves the most room (see
-// placement.ArrangeMIG). It returns nil where nothing is to be done, and an error
+// placement.MIGRoom). It returns nil where nothing is to be done, and an error
 // where the wanted devices do not fit on the GPU together.
 func PlanGPU(g *gpu.GPU, t *gpu.MIGTable, target Target, held map[string]bool) (*Change, error) {
 	c := &Change{GPU: g.UUID, Index: g.Index, Before: GeometryOf(&g.MIG), Wanted: Geometry{Enabled: target.Enabled}}
@@ -72,21 +104,10 @@ func PlanGPU(g *gpu.GPU, t *gpu.MIGTable, target Target, held map[string]bool) (
 		}
 	}
 	c.NeedsIdle = g.MIG.Enabled != target.Enabled
-	if _, more := nextStep(&g.MIG, c.Wanted); !more {
+	if _, more := nextStep(&g.MIG, c.Wanted, forward); !more {
 		return nil, nil //nolint:nilnil // nil is documented as "nothing to do"
 	}
 	return c, nil
-}
-
-// alone says whether the device is the only one of its GPU instance. Others, made
-// by hand, share an instance; they are never what is wanted.
-func alone(devices []gpu.MIGDevice, i int) bool {
-	for j := range devices {
-		if j != i && devices[j].GI == devices[i].GI {
-			return false
-		}
-	}
-	return true
 }
 
 // exact takes the wanted places as they are.
@@ -97,77 +118,73 @@ func (c *Change) exact(g *gpu.GPU, t *gpu.MIGTable, wanted []gpu.MIGInstance, ke
 		}
 		c.Wanted.Instances = append(c.Wanted.Instances, in)
 	}
-	for i, d := range g.MIG.Devices {
-		keep[i] = alone(g.MIG.Devices, i) && slices.Contains(wanted, gpu.MIGInstance{ProfileID: d.ProfileID, Placement: d.Placement})
+	for i := range g.MIG.Devices {
+		keep[i] = whole(g.MIG.Devices, i) && slices.Contains(wanted, instanceOf(&g.MIG.Devices[i]))
 	}
 	return nil
 }
 
 // choose finds places for the wanted profiles. It tries every set of present
-// devices to keep: there are seven at most.
+// devices to keep: there are seven at most, and most sets are not wanted.
 func (c *Change) choose(g *gpu.GPU, t *gpu.MIGTable, profiles []int, held map[string]bool, keep []bool) error {
 	devices := g.MIG.Devices
 	var present []int
 	for i := range devices {
-		if alone(devices, i) && t.ByID(devices[i].ProfileID) != nil {
+		if whole(devices, i) && t.ByID(devices[i].ProfileID) != nil {
 			present = append(present, i)
 		}
 	}
-	type cost struct{ held, destroyed, room int }
-	var best *cost
-	var failure error
+	// A cost is compared from the left.
+	type cost [3]int
+	var best cost
+	var bestSet []bool
 	for set := range 1 << len(present) {
-		rest := slices.Clone(profiles)
-		var kept []gpu.MIGInstance
-		now := cost{destroyed: len(devices)}
-		for _, d := range devices {
-			if held[d.UUID] {
-				now.held++
-			}
-		}
-		fits := true
+		kept := make([]bool, len(devices))
 		for bit, i := range present {
-			if set&(1<<bit) == 0 {
-				continue
-			}
-			at := slices.Index(rest, devices[i].ProfileID)
-			if at < 0 {
-				fits = false
-				break
-			}
-			rest = slices.Delete(rest, at, at+1)
-			kept = append(kept, gpu.MIGInstance{ProfileID: devices[i].ProfileID, Placement: devices[i].Placement})
-			now.destroyed--
-			if held[devices[i].UUID] {
-				now.held--
-			}
+			kept[i] = set&(1<<bit) != 0
 		}
-		if !fits {
-			continue
+		geometry, err := keeping(devices, t, profiles, kept)
+		if err != nil && set == 0 {
+			return err // where nothing is in the way, they do not fit either
 		}
-		made, err := placement.ArrangeMIG(t, kept, rest)
 		if err != nil {
-			failure = err
 			continue
 		}
-		geometry := append(kept, made...)
-		for _, p := range t.Profiles {
-			now.room += p.Slices * p.Slices * len(t.Free(geometry, p.ID))
-		}
-		if best == nil || now.held < best.held || now.held == best.held &&
-			(now.destroyed < best.destroyed || now.destroyed == best.destroyed && now.room > best.room) {
-			best = &now
-			c.Wanted.Instances = geometry
-			clear(keep)
-			for bit, i := range present {
-				keep[i] = set&(1<<bit) != 0
+		now := cost{2: -placement.MIGRoom(t, geometry)}
+		for i, d := range devices {
+			if !kept[i] {
+				now[1]++
+				if held[d.UUID] {
+					now[0]++
+				}
 			}
 		}
+		if bestSet == nil || slices.Compare(now[:], best[:]) < 0 {
+			best, bestSet, c.Wanted.Instances = now, kept, geometry
+		}
 	}
-	if best == nil {
-		return failure
-	}
+	copy(keep, bestSet)
 	return nil
+}
+
+// keeping is a geometry with the wanted profiles that has the kept devices. It fails
+// where a kept device is not wanted, or the others do not fit beside them.
+func keeping(devices []gpu.MIGDevice, t *gpu.MIGTable, profiles []int, kept []bool) ([]gpu.MIGInstance, error) {
+	rest := slices.Clone(profiles)
+	var geometry []gpu.MIGInstance
+	for i := range devices {
+		if !kept[i] {
+			continue
+		}
+		at := slices.Index(rest, devices[i].ProfileID)
+		if at < 0 {
+			return nil, fmt.Errorf("%w: %s is not wanted", placement.ErrUnavailable, devices[i].UUID)
+		}
+		rest = slices.Delete(rest, at, at+1)
+		geometry = append(geometry, instanceOf(&devices[i]))
+	}
+	made, err := placement.ArrangeMIG(t, geometry, rest)
+	return append(geometry, made...), err
 }
 
 // op is a single call to the hardware.
@@ -201,28 +218,43 @@ func (s step) String() string {
 	}
 }
 
+// direction is the way of a change.
+type direction int
+
+const (
+	// forward is to what is wanted: devices that fill their GPU instances.
+	forward direction = iota
+	// back is to what was before. A GPU instance that is there then stays, with the
+	// compute instances that are in it.
+	back
+)
+
 // nextStep is the next step from a state to a geometry, false where it is there.
 // It depends on nothing else, so that it does not matter where one begins: what is
-// not wanted is destroyed first, and then what is wanted is made in order.
-func nextStep(s *gpu.MIGState, want Geometry) (step, bool) {
-	if want.Enabled && !s.Enabled {
+// not wanted is destroyed first, and then what is wanted is made in order. Each
+// geometry on the way is a part of a legal one, and so is legal.
+func nextStep(s *gpu.MIGState, to Geometry, way direction) (step, bool) {
+	if to.Enabled && !s.Enabled {
 		if !s.Pending {
 			return step{op: setMode, on: true}, true
 		}
 		return step{op: reset}, true
 	}
-	missing := slices.Clone(want.Instances)
-	for i, d := range s.Devices {
-		at := slices.Index(missing, gpu.MIGInstance{ProfileID: d.ProfileID, Placement: d.Placement})
-		if at < 0 || !alone(s.Devices, i) {
-			return step{op: destroy, uuid: d.UUID}, true
+	missing := slices.Clone(to.Instances)
+	for i := range s.Devices {
+		if sharesBefore(s.Devices, i) {
+			continue // the one before it stays, or it would be the next to go
+		}
+		at := slices.Index(missing, instanceOf(&s.Devices[i]))
+		if at < 0 || way == forward && !whole(s.Devices, i) {
+			return step{op: destroy, uuid: s.Devices[i].UUID}, true
 		}
 		missing = slices.Delete(missing, at, at+1)
 	}
 	switch {
-	case s.Pending != want.Enabled:
-		return step{op: setMode, on: want.Enabled}, true
-	case s.Enabled != want.Enabled:
+	case s.Pending != to.Enabled:
+		return step{op: setMode, on: to.Enabled}, true
+	case s.Enabled != to.Enabled:
 		return step{op: reset}, true
 	case len(missing) > 0:
 		return step{op: create, instance: missing[0]}, true

@@ -317,7 +317,7 @@ func TestWhatCannotBeDoneSaysWhy(t *testing.T) {
 	}{
 		{"unknown config", "p4d.24xlarge", "all-balance", "", "all-balanced"},
 		{"no such file", "p4d.24xlarge", "x", "/does/not/exist", "/does/not/exist"},
-		{"GPU without MIG", "g5.12xlarge", "all-enabled", "", "no GPU of this machine can be cut"},
+		{"GPU without MIG", "g5.12xlarge", "all-enabled", "", "no GPU of this machine has MIG profiles"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := newCluster(t, test.machine, map[string]string{labelConfig: test.config})

@@ -1,106 +1,189 @@
 package placement
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 )
 
 // ArrangeMIG places more MIG devices on a GPU that has the geometry have, one of
 // each profile id in add, which may repeat. Of all legal ways it returns the one
-// that leaves the most room: each placement that is still legal afterwards counts
-// its compute slices squared, so that a large profile outweighs the small ones in
-// its place. Of equal ways it is the one whose starts are the lowest, the profiles
-// taken from the largest to the smallest and in the order of their ids. That is
-// also the order of the answer; devices can be created in it.
+// that leaves the most room, see MIGRoom. Of equal ways it is the one whose starts
+// are the lowest, the profiles taken from the largest to the smallest and in the
+// order of their ids. That is also the order of the answer; devices can be created
+// in it.
 //
 // It fails with ErrInvalid for a profile that the table does not have, and with
-// ErrUnavailable where the devices do not fit together.
+// ErrUnavailable, naming the profile for which there is no place, where the devices
+// do not fit together.
 func ArrangeMIG(t *gpu.MIGTable, have []gpu.MIGInstance, add []int) ([]gpu.MIGInstance, error) {
-	ids := slices.Clone(add)
-	for _, id := range ids {
-		if t.ByID(id) == nil {
+	s := newMIGSearch(t, len(have)+len(add))
+	for _, in := range have {
+		p := t.ByID(in.ProfileID)
+		if p == nil {
+			return nil, fmt.Errorf("%w: no MIG profile with id %d", ErrInvalid, in.ProfileID)
+		}
+		s.put(p, in.Placement)
+	}
+	for _, id := range add {
+		p := t.ByID(id)
+		if p == nil {
 			return nil, fmt.Errorf("%w: no MIG profile with id %d", ErrInvalid, id)
 		}
+		s.add = append(s.add, p)
 	}
-	slices.SortFunc(ids, func(a, b int) int {
-		p, q := t.ByID(a), t.ByID(b)
-		if d := q.Placements[0].Size - p.Placements[0].Size; d != 0 {
-			return d
-		}
-		if d := q.Slices - p.Slices; d != 0 {
-			return d
-		}
-		return a - b
+	slices.SortFunc(s.add, func(p, q *gpu.MIGProfile) int {
+		return cmp.Or(q.Placements[0].Size-p.Placements[0].Size, q.Slices-p.Slices, p.ID-q.ID)
 	})
-	s := arranger{table: t, ids: ids, geometry: slices.Clone(have), best: -1}
-	s.place(0)
+	if s.enough() {
+		s.place(0)
+	}
 	if s.best < 0 {
-		return nil, fmt.Errorf("%w: %s do not fit beside %s", ErrUnavailable, names(t, ids), geometryText(t, have))
+		return nil, fmt.Errorf("%w: no place for a MIG device %s beside %s", ErrUnavailable, s.add[s.deepest].Name, s.names(have, s.add[:s.deepest]))
 	}
 	return s.answer, nil
 }
 
-// arranger searches all ways. A GPU has 12 memory units at most, and devices of one
-// profile are placed in ascending order, so there are few.
-type arranger struct {
-	table    *gpu.MIGTable
-	ids      []int
-	geometry []gpu.MIGInstance
-	best     int
-	answer   []gpu.MIGInstance
+// MIGRoom weighs what can still be made on a GPU that has a geometry: each legal
+// placement counts its compute slices squared, so that a large profile outweighs
+// the small ones in its place. A geometry with a profile that the table does not
+// have leaves none.
+func MIGRoom(t *gpu.MIGTable, geometry []gpu.MIGInstance) int {
+	s := newMIGSearch(t, len(geometry))
+	for _, in := range geometry {
+		p := t.ByID(in.ProfileID)
+		if p == nil {
+			return 0
+		}
+		s.put(p, in.Placement)
+	}
+	return s.room()
 }
 
-func (s *arranger) place(i int) {
-	if i == len(s.ids) {
+// migSearch tries all ways to place devices. A GPU has 12 memory units and 7
+// compute slices at most, and devices of one profile are placed in ascending order,
+// so there are few.
+type migSearch struct {
+	table *gpu.MIGTable
+	add   []*gpu.MIGProfile
+	// placed are the devices that are there now, with those that are tried; slices
+	// is what they take together.
+	placed []gpu.MIGInstance
+	slices int
+	// deepest is the largest number of add for which there were places.
+	deepest int
+	best    int
+	answer  []gpu.MIGInstance
+}
+
+func newMIGSearch(t *gpu.MIGTable, most int) *migSearch {
+	return &migSearch{table: t, placed: make([]gpu.MIGInstance, 0, most), best: -1}
+}
+
+func (s *migSearch) put(p *gpu.MIGProfile, at gpu.Placement) {
+	s.placed = append(s.placed, gpu.MIGInstance{ProfileID: p.ID, Placement: at})
+	s.slices += p.Slices
+}
+
+func (s *migSearch) take(p *gpu.MIGProfile) {
+	s.placed = s.placed[:len(s.placed)-1]
+	s.slices -= p.Slices
+}
+
+// count is the number of devices of a profile.
+func (s *migSearch) count(p *gpu.MIGProfile) int {
+	n := 0
+	for _, in := range s.placed {
+		if in.ProfileID == p.ID {
+			n++
+		}
+	}
+	return n
+}
+
+// allows says whether one more device of the profile breaks no limit on numbers.
+// With free it is the check of gpu.MIGTable.
+func (s *migSearch) allows(p *gpu.MIGProfile) bool {
+	return s.slices+p.Slices <= s.table.Slices && s.count(p) < p.Max
+}
+
+func (s *migSearch) free(at gpu.Placement) bool {
+	for _, in := range s.placed {
+		if in.Placement.Overlaps(at) {
+			return false
+		}
+	}
+	return true
+}
+
+// enough says whether the numbers alone allow the devices. It bounds the search for
+// any number of devices.
+func (s *migSearch) enough() bool {
+	total, counts := s.slices, make(map[int]int)
+	for i, p := range s.add {
+		total += p.Slices
+		counts[p.ID]++
+		if total > s.table.Slices || s.count(p)+counts[p.ID] > p.Max {
+			s.deepest = i
+			return false
+		}
+	}
+	return true
+}
+
+// place tries all places for the devices from add[i] on.
+func (s *migSearch) place(i int) {
+	if i == len(s.add) {
 		if room := s.room(); room > s.best {
 			s.best = room
-			s.answer = slices.Clone(s.geometry[len(s.geometry)-i:])
+			s.answer = slices.Clone(s.placed[len(s.placed)-i:])
 		}
 		return
 	}
-	for _, at := range s.table.Free(s.geometry, s.ids[i]) {
-		if i > 0 && s.ids[i-1] == s.ids[i] && at.Start < s.geometry[len(s.geometry)-1].Placement.Start {
+	s.deepest = max(s.deepest, i)
+	p := s.add[i]
+	for _, at := range p.Placements {
+		if i > 0 && s.add[i-1] == p && at.Start < s.placed[len(s.placed)-1].Placement.Start {
 			continue // the same way in another order
 		}
-		s.geometry = append(s.geometry, gpu.MIGInstance{ProfileID: s.ids[i], Placement: at})
-		s.place(i + 1)
-		s.geometry = s.geometry[:len(s.geometry)-1]
+		if s.allows(p) && s.free(at) {
+			s.put(p, at)
+			s.place(i + 1)
+			s.take(p)
+		}
 	}
 }
 
-// room weighs what can still be made.
-func (s *arranger) room() int {
+func (s *migSearch) room() int {
 	sum := 0
 	for i := range s.table.Profiles {
 		p := &s.table.Profiles[i]
-		sum += p.Slices * p.Slices * len(s.table.Free(s.geometry, p.ID))
+		if !s.allows(p) {
+			continue
+		}
+		for _, at := range p.Placements {
+			if s.free(at) {
+				sum += p.Slices * p.Slices
+			}
+		}
 	}
 	return sum
 }
 
-func names(t *gpu.MIGTable, ids []int) string {
-	text := ""
-	for i, id := range ids {
-		if i > 0 {
-			text += ", "
-		}
-		text += t.ByID(id).Name
+// names lists devices for a message.
+func (s *migSearch) names(have []gpu.MIGInstance, more []*gpu.MIGProfile) string {
+	var list []string
+	for _, in := range have {
+		list = append(list, s.table.ByID(in.ProfileID).Name)
 	}
-	return text
-}
-
-func geometryText(t *gpu.MIGTable, geometry []gpu.MIGInstance) string {
-	if len(geometry) == 0 {
+	for _, p := range more {
+		list = append(list, p.Name)
+	}
+	if len(list) == 0 {
 		return "nothing"
 	}
-	ids := make([]int, 0, len(geometry))
-	for _, in := range geometry {
-		if t.ByID(in.ProfileID) == nil {
-			return fmt.Sprintf("a MIG device of the unknown profile %d", in.ProfileID)
-		}
-		ids = append(ids, in.ProfileID)
-	}
-	return names(t, ids)
+	return strings.Join(list, ", ")
 }
