@@ -7,8 +7,9 @@ import (
 
 // GPUNode is what the GPUs of one node are: it has the node's name.
 //
-// The status is bounded: for a node of 16 GPUs with 10 slots each, all held, it
-// takes less than 128 KiB.
+// The status is bounded: for a node of 16 GPUs with 10 slots each, all held by pods
+// with names of ordinary length, it takes less than 128 KiB, and never more than
+// etcd stores.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=gn,categories=ashlar
@@ -129,6 +130,13 @@ type GPUNodeStatus struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=256
 	Resources []Resource `json:"resources,omitempty"`
+	// Omitted counts what of the node did not fit into the lists, such as
+	// "12 holders"; absent where all did. Whatever holds a GPU, at least one holder
+	// of it is told.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	Omitted string `json:"omitted,omitempty"`
 	// MIGConfig is the state of the change that the label nvidia.com/mig.config
 	// or the spec asks for.
 	//
@@ -163,13 +171,15 @@ type GPUNodeSummary struct {
 	//
 	// +kubebuilder:validation:Minimum=0
 	Unhealthy int32 `json:"unhealthy"`
-	// Sharing says how GPUs are shared, such as "time-slicing x10", or "none".
+	// Sharing says how GPUs are shared, such as "time-slicing x10" or
+	// "time-slicing x10 (2 of 4 GPUs)", or "none".
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	Sharing string `json:"sharing,omitempty"`
-	// MIG counts the MIG devices by profile, such as "7x1g.5gb,2x3g.20gb", or
-	// "off", or "-" where no GPU can do MIG.
+	// MIG counts the MIG devices by profile, the largest first, such as
+	// "2x3g.20gb,7x1g.5gb", or is "empty" where MIG mode is on and there are none,
+	// "off" where it is on nowhere, "-" where no GPU can do MIG.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
@@ -186,7 +196,7 @@ type GPU struct {
 	// +kubebuilder:validation:Minimum=0
 	Index int32 `json:"index"`
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:MaxLength=96
 	UUID string `json:"uuid"`
 	// Product is the name that NVML reports.
 	//
@@ -291,8 +301,9 @@ type MIG struct {
 	// +listMapKey=uuid
 	// +kubebuilder:validation:MaxItems=16
 	Devices []MIGDevice `json:"devices,omitempty"`
-	// Free are the places that are left for more MIG devices, by profile. Each is
-	// free by itself; two of them may exclude each other.
+	// Free are the places that are left for more MIG devices, by profile, while MIG
+	// mode is on. Each is free by itself; two of them may exclude each other. It is
+	// absent where it is not known how the product can be cut.
 	//
 	// +optional
 	// +listType=map
@@ -376,8 +387,8 @@ type Resource struct {
 	//
 	// +kubebuilder:validation:Minimum=1
 	Replicas int32 `json:"replicas"`
-	// Devices is the number of all devices, Offered of those that may be given now
-	// or are held.
+	// Devices is the number of all devices, Offered of those that are healthy and
+	// may be given now or are held.
 	//
 	// +kubebuilder:validation:Minimum=0
 	Devices int32 `json:"devices"`

@@ -41,59 +41,109 @@ type NodeFacts struct {
 	Fault func(uuid string) (time.Time, string)
 }
 
-// The bounds of the CustomResourceDefinition.
+// The bounds of the CustomResourceDefinition, in bytes and items.
 const (
-	maxGPUs      = 64
-	maxHolders   = 1024
+	maxGPUs       = 64
+	maxMIGDevices = 16
+	maxPlace      = 64 // memory units
+	maxHolders    = 1024
+	maxResources  = 256
+
+	maxUUID      = 96
+	maxDeviceID  = 112
+	maxResource  = 317
+	maxNamespace = 63
+	maxPod       = 253
+	maxContainer = 63
 	maxReason    = 512
 	maxName      = 128
 	maxShort     = 64
+	maxTiny      = 32
+	maxVersion   = 16
 	maxSummary   = 256
 	maxSharing   = 128
-	maxResources = 256
+)
+
+const (
+	// holdersSize is how much room there is for the holders of all GPUs together, in
+	// bytes of JSON: etcd takes no object of more than 1.5 MiB, and an object that it
+	// refuses would tell nothing at all.
+	holdersSize = 512 << 10
+	// holderKeys is what a holder takes besides its texts.
+	holderKeys = len(`{"resource":"","device":"","namespace":"","pod":"","container":""},`)
 )
 
 // Status is the status of a GPUNode, without the state of MIG changes and of
-// steering and without conditions. Equal facts give equal statuses.
+// steering and without conditions. Equal facts give equal statuses. The machine
+// must be valid; of a machine that is too large to tell, Omitted says what is
+// left out.
 func Status(f NodeFacts) v1alpha1.GPUNodeStatus {
 	m := f.Machine
-	s := v1alpha1.GPUNodeStatus{Driver: cut(m.Driver, maxShort), CUDA: cut(m.CUDA, 16)}
+	s := v1alpha1.GPUNodeStatus{Driver: cut(m.Driver, maxShort), CUDA: cut(m.CUDA, maxVersion)}
 	holders := make(map[string][]v1alpha1.Holder)
 	for _, h := range f.Holders {
 		holders[h.GPU] = append(holders[h.GPU], v1alpha1.Holder{
-			Resource: h.Resource, Device: h.Device.String(), Namespace: h.Namespace, Pod: h.Pod, Container: h.Container,
+			Resource: cut(h.Resource, maxResource), Device: cut(h.Device.String(), maxDeviceID),
+			Namespace: cut(h.Namespace, maxNamespace), Pod: cut(h.Pod, maxPod), Container: cut(h.Container, maxContainer),
 		})
 	}
-	for i := range m.GPUs[:min(len(m.GPUs), maxGPUs)] {
-		s.GPUs = append(s.GPUs, f.gpu(&m.GPUs[i], holders[m.GPUs[i].UUID]))
+	omitted := make(map[string]int)
+	told := m.GPUs[:min(len(m.GPUs), maxGPUs)]
+	omitted["GPUs"] = len(m.GPUs) - len(told)
+	for i := range told {
+		g := f.gpu(&told[i])
+		g.Holders = fitting(holders[g.UUID], holdersSize/len(told))
+		omitted["holders"] += len(holders[g.UUID]) - len(g.Holders)
+		if g.MIG != nil {
+			omitted["MIG devices"] += len(told[i].MIG.Devices) - len(g.MIG.Devices)
+		}
+		s.GPUs = append(s.GPUs, g)
 	}
 	s.Links = links(m)
 	if f.Plan != nil {
 		s.Resources = f.resources()
+		omitted["resources"] = len(f.Plan.Resources) - len(s.Resources)
 	}
+	var texts []string
+	for _, kind := range slices.Sorted(maps.Keys(omitted)) {
+		if n := omitted[kind]; n > 0 {
+			texts = append(texts, fmt.Sprintf("%d %s", n, kind))
+		}
+	}
+	s.Omitted = strings.Join(texts, ", ")
 	s.Summary = f.summary(&s)
 	return s
 }
 
-func (f *NodeFacts) gpu(g *gpu.GPU, holders []v1alpha1.Holder) v1alpha1.GPU {
+// fitting sorts holders and returns the first of them that take no more than so
+// many bytes: at least one, so that what is held is never told as free.
+func fitting(holders []v1alpha1.Holder, size int) []v1alpha1.Holder {
+	slices.SortFunc(holders, func(x, y v1alpha1.Holder) int {
+		return cmp.Or(cmp.Compare(x.Device, y.Device), cmp.Compare(x.Namespace, y.Namespace), cmp.Compare(x.Pod, y.Pod),
+			cmp.Compare(x.Container, y.Container), cmp.Compare(x.Resource, y.Resource))
+	})
+	for i, h := range holders {
+		size -= holderKeys + len(h.Resource) + len(h.Device) + len(h.Namespace) + len(h.Pod) + len(h.Container)
+		if i > 0 && size < 0 || i == maxHolders {
+			return holders[:i]
+		}
+	}
+	return holders
+}
+
+// gpu tells of one GPU, without its holders.
+func (f *NodeFacts) gpu(g *gpu.GPU) v1alpha1.GPU {
 	a := v1alpha1.GPU{
 		Index: int32(g.Index), UUID: g.UUID, Product: cut(g.Name, maxName), MemoryMiB: int64(g.MemoryMiB),
-		PCIBusID: cut(g.PCIBusID, 32), PCIeRoot: cut(g.PCIeRoot, maxShort), NVSwitch: cut(g.NVSwitch, maxName), NVLinks: int32(g.NVLinks),
-		Health: f.health(g.Health, g.UUID), Cordoned: f.Cordoned[g.UUID], Holders: holders,
+		PCIBusID: cut(g.PCIBusID, maxTiny), PCIeRoot: cut(g.PCIeRoot, maxShort), NVSwitch: cut(g.NVSwitch, maxName), NVLinks: int32(g.NVLinks),
+		Health: f.health(g.Health, g.UUID), Cordoned: f.Cordoned[g.UUID],
 	}
 	if g.Compute.Major > 0 {
 		a.Compute = g.Compute.String()
 	}
 	if g.NUMA >= 0 {
-		a.NUMA = new(int32)
-		*a.NUMA = int32(g.NUMA)
+		a.NUMA = new(int32(g.NUMA))
 	}
-	slices.SortFunc(a.Holders, func(x, y v1alpha1.Holder) int {
-		return cmp.Or(cmp.Compare(x.Device, y.Device), cmp.Compare(x.Namespace, y.Namespace), cmp.Compare(x.Pod, y.Pod),
-			cmp.Compare(x.Container, y.Container), cmp.Compare(x.Resource, y.Resource))
-	})
-	// A GPU has far fewer slots than this.
-	a.Holders = a.Holders[:min(len(a.Holders), maxHolders)]
 	if g.MIG.Capable {
 		a.MIG = f.mig(g)
 	}
@@ -118,13 +168,16 @@ func (f *NodeFacts) health(h gpu.Health, uuid string) v1alpha1.Health {
 func (f *NodeFacts) mig(g *gpu.GPU) *v1alpha1.MIG {
 	a := &v1alpha1.MIG{Enabled: g.MIG.Enabled}
 	if g.MIG.Pending != g.MIG.Enabled {
-		pending := g.MIG.Pending
-		a.Pending = &pending
+		a.Pending = new(g.MIG.Pending)
 	}
 	for _, d := range g.MIG.Devices {
+		at := d.Placement
+		if len(a.Devices) == maxMIGDevices || at.Start < 0 || at.Size < 1 || at.Start+at.Size > maxPlace {
+			continue
+		}
 		device := v1alpha1.MIGDevice{
 			MIGInstance: v1alpha1.MIGInstance{
-				ProfileID: int32(d.ProfileID), Profile: cut(d.Profile, 32), Start: int32(d.Placement.Start), Size: int32(d.Placement.Size),
+				ProfileID: int32(d.ProfileID), Profile: cut(d.Profile, maxTiny), Start: int32(at.Start), Size: int32(at.Size),
 			},
 			UUID: d.UUID, MemoryMiB: int64(d.MemoryMiB),
 		}
@@ -135,7 +188,7 @@ func (f *NodeFacts) mig(g *gpu.GPU) *v1alpha1.MIG {
 		a.Devices = append(a.Devices, device)
 	}
 	product := gpu.ProductByName(g.Name)
-	if product == nil || product.MIG == nil {
+	if !g.MIG.Enabled || product == nil || product.MIG == nil {
 		return a
 	}
 	geometry := g.MIG.Geometry()
@@ -223,37 +276,49 @@ func (f *NodeFacts) summary(s *v1alpha1.GPUNodeStatus) v1alpha1.GPUNodeSummary {
 	return sum
 }
 
-// sharing names the ways in which GPUs and MIG devices are shared.
+// sharing names the ways in which GPUs and MIG devices are shared, those of the
+// most slots last.
 func (f *NodeFacts) sharing() string {
 	if f.Plan == nil {
 		return ""
 	}
-	var texts []string
-	for _, r := range f.Plan.Resources {
-		if r.Replicas < 2 {
-			continue
-		}
-		text := fmt.Sprintf("%s x%d", r.Strategy, r.Replicas)
-		gpus := make(map[string]bool)
+	type way struct {
+		strategy sharing.Strategy
+		replicas int
+	}
+	gpus := make(map[way]map[string]bool)
+	for i := range f.Plan.Resources {
+		r := &f.Plan.Resources[i]
 		for _, d := range r.Devices {
-			gpus[d.GPU] = true
-		}
-		if len(gpus) < len(f.Machine.GPUs) {
-			text += fmt.Sprintf(" (%d of %d GPUs)", len(gpus), len(f.Machine.GPUs))
-		}
-		if !slices.Contains(texts, text) {
-			texts = append(texts, text)
+			if d.ID.Slot == gpu.NoSlot {
+				continue // the config shares others of the resource
+			}
+			w := way{r.Strategy, r.Replicas}
+			if gpus[w] == nil {
+				gpus[w] = make(map[string]bool)
+			}
+			gpus[w][d.GPU] = true
 		}
 	}
-	if len(texts) == 0 {
+	if len(gpus) == 0 {
 		return string(sharing.None)
+	}
+	ways := slices.SortedFunc(maps.Keys(gpus), func(x, y way) int {
+		return cmp.Or(cmp.Compare(x.strategy, y.strategy), cmp.Compare(x.replicas, y.replicas))
+	})
+	texts := make([]string, len(ways))
+	for i, w := range ways {
+		texts[i] = fmt.Sprintf("%s x%d", w.strategy, w.replicas)
+		if n := len(gpus[w]); n < len(f.Machine.GPUs) {
+			texts[i] += fmt.Sprintf(" (%d of %d GPUs)", n, len(f.Machine.GPUs))
+		}
 	}
 	return cut(strings.Join(texts, ", "), maxSharing)
 }
 
 // migSummary counts MIG devices by profile, the largest first.
 func migSummary(m *gpu.Machine) string {
-	type group struct{ id, size, count int }
+	type group struct{ size, count int }
 	groups := make(map[string]*group)
 	capable, enabled := false, false
 	for i := range m.GPUs {
@@ -261,7 +326,7 @@ func migSummary(m *gpu.Machine) string {
 		capable, enabled = capable || g.MIG.Capable, enabled || g.MIG.Enabled
 		for _, d := range g.MIG.Devices {
 			if groups[d.Profile] == nil {
-				groups[d.Profile] = &group{id: d.ProfileID, size: d.Placement.Size}
+				groups[d.Profile] = &group{size: d.Placement.Size}
 			}
 			groups[d.Profile].count++
 		}
