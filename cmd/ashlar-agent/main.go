@@ -41,7 +41,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	config.AddCommand(newCheck())
 	mig := &cobra.Command{Use: "mig", Short: "Work with MIG configs"}
 	mig.AddCommand(newGenerate())
-	root.AddCommand(newRun(), config, mig)
+	root.AddCommand(newRun(), config, mig, newCapture(), newValidate())
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

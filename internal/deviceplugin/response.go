@@ -16,6 +16,7 @@ import (
 
 	"github.com/ashlar-gpu/ashlar/internal/cdi"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
+	"github.com/ashlar-gpu/ashlar/internal/visible"
 )
 
 // Names that NVIDIA's container runtime knows.
@@ -38,12 +39,19 @@ var controlNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uv
 // the variables of GDS, MOFED and GDRCopy are for the strategies without CDI,
 // whose specs have them.
 //
+// Whatever the strategies, a variable for each resource lists the ids of the devices,
+// so that a container can be checked from inside (see package visible).
+//
 // With envvar and volume-mounts together, the variable refers to the mounts: it
 // can have one value, and the mounts are what a container cannot forge.
 func (c *indexed) response(devices []sharing.Device, exists func(string) bool) (*pluginapi.ContainerAllocateResponse, error) {
 	lists := c.Flags.Plugin.DeviceListStrategies
 	if len(lists) == 0 {
 		return nil, errors.New("flags.plugin.deviceListStrategy is empty: name at least one")
+	}
+	ids := make([]string, len(devices))
+	for i, d := range devices {
+		ids[i] = d.ID.String()
 	}
 	// Slots of one device are next to each other.
 	devices = slices.CompactFunc(slices.Clone(devices), func(x, y sharing.Device) bool { return x.ID.Base == y.ID.Base })
@@ -55,7 +63,7 @@ func (c *indexed) response(devices []sharing.Device, exists func(string) bool) (
 		}
 	}
 
-	r := &pluginapi.ContainerAllocateResponse{}
+	r := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{visible.Variable(c.Resource.Name): strings.Join(ids, ",")}}
 	if slices.Contains(lists, sharing.ListCDIAnnotations) {
 		key := c.Flags.Plugin.CDIAnnotationPrefix + annotationName + rand.Text()
 		r.Annotations = map[string]string{key: strings.Join(c.cdiNames(names), ",")}
@@ -70,7 +78,7 @@ func (c *indexed) response(devices []sharing.Device, exists func(string) bool) (
 		return r, nil
 	}
 
-	r.Envs = map[string]string{visibleDevices: strings.Join(names, ",")}
+	r.Envs[visibleDevices] = strings.Join(names, ",")
 	if mounts {
 		r.Envs[visibleDevices] = mountRoot
 		for _, name := range names {

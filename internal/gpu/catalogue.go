@@ -17,6 +17,23 @@ type Product struct {
 	NVLinks int
 	// MIG is nil for products that cannot be cut.
 	MIG *MIGTable
+	// Engines are the engines of the MIG profiles by their ID, nil where they are
+	// not known.
+	Engines map[int]Engines
+}
+
+// Engines are numbers of engines. No product in the catalogue gives its MIG
+// devices an encoder.
+type Engines struct{ Copy, Decoders, JPEG, OFA int }
+
+// Attributes are the parts of a MIG device of the product that fills a GPU
+// instance of the profile.
+func (p *Product) Attributes(profile *MIGProfile) MIGAttributes {
+	e := p.Engines[profile.ID]
+	return MIGAttributes{
+		SMs: profile.SMs, Slices: profile.Slices, ComputeSlices: profile.Slices,
+		CopyEngines: e.Copy, Decoders: e.Decoders, JPEG: e.JPEG, OFA: e.OFA,
+	}
 }
 
 // Family is the architecture name that GPU feature discovery puts in the label
@@ -56,7 +73,8 @@ func (c ComputeCapability) Family() string {
 // H100-80 and H200 of published nvidia-smi listings and of NVIDIA's
 // partitioning tools; those marked Unverified were inferred from the common
 // 8-unit layout and the sizes that users reported. Framebuffer sizes are what
-// nvidia-smi prints.
+// nvidia-smi prints. Engines are those of the chapter "Supported MIG profiles" of
+// NVIDIA's MIG user guide.
 
 // NVML_GPU_INSTANCE_PROFILE_* constants.
 const (
@@ -116,6 +134,13 @@ func mig8(reset, unverified bool, sizes [6]size8) *MIGTable {
 	}}
 }
 
+// The engines of A100, A30 and H100-80.
+var (
+	enginesA100 = map[int]Engines{0: {7, 5, 1, 1}, 5: {4, 2, 0, 0}, 9: {3, 2, 0, 0}, 14: {2, 1, 0, 0}, 15: {1, 1, 0, 0}, 19: {1, 0, 0, 0}, 20: {1, 1, 1, 1}}
+	enginesA30  = map[int]Engines{0: {4, 4, 1, 1}, 5: {2, 2, 0, 0}, 6: {2, 2, 1, 1}, 14: {1, 0, 0, 0}, 21: {1, 1, 1, 1}}
+	enginesH100 = map[int]Engines{0: {8, 7, 7, 1}, 5: {4, 4, 4, 0}, 9: {3, 3, 3, 0}, 14: {2, 2, 2, 0}, 15: {1, 1, 1, 0}, 19: {1, 1, 1, 0}, 20: {1, 1, 1, 1}}
+)
+
 var migA30 = &MIGTable{Units: 4, Slices: 4, ResetForMode: true, Profiles: []MIGProfile{
 	{ID: 0, Constant: profile4Slice, Name: "4g.24gb", Slices: 4, Max: 1, MemoryMiB: 24064, SMs: 56, Placements: at(4, 0)},
 	{ID: 5, Constant: profile2Slice, Name: "2g.12gb", Slices: 2, Max: 2, MemoryMiB: 11968, SMs: 28, Placements: at(2, 0, 2)},
@@ -161,6 +186,7 @@ var products = []Product{
 			{"1g.5gb", 4864, 14}, {"1g.10gb", 9856, 14}, {"2g.10gb", 9856, 28},
 			{"3g.20gb", 19968, 42}, {"4g.20gb", 19968, 56}, {"7g.40gb", 40192, 98},
 		}),
+		Engines: enginesA100,
 	},
 	{
 		Key: "A100-80", Names: []string{"NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"},
@@ -169,10 +195,11 @@ var products = []Product{
 			{"1g.10gb", 9856, 14}, {"1g.20gb", 19968, 14}, {"2g.20gb", 19968, 28},
 			{"3g.40gb", 40192, 42}, {"4g.40gb", 40192, 56}, {"7g.80gb", 80384, 98},
 		}),
+		Engines: enginesA100,
 	},
 	{
 		Key: "A30", Names: []string{"NVIDIA A30"}, MemoryMiB: 24576, Compute: ComputeCapability{8, 0},
-		PCIDeviceIDs: []uint16{0x20b7}, NVLinks: 4, MIG: migA30,
+		PCIDeviceIDs: []uint16{0x20b7}, NVLinks: 4, MIG: migA30, Engines: enginesA30,
 	},
 	{Key: "L40S", Names: []string{"NVIDIA L40S"}, MemoryMiB: 46068, Compute: ComputeCapability{8, 9}, PCIDeviceIDs: []uint16{0x26b9}},
 	{
@@ -182,6 +209,7 @@ var products = []Product{
 			{"1g.10gb", 9984, 16}, {"1g.20gb", 20096, 26}, {"2g.20gb", 20096, 32},
 			{"3g.40gb", 40448, 60}, {"4g.40gb", 40448, 64}, {"7g.80gb", 80896, 132},
 		}),
+		Engines: enginesH100,
 	},
 	{
 		Key: "H100-94", Names: []string{"NVIDIA H100 NVL"},

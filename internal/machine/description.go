@@ -17,6 +17,15 @@ import (
 type Description struct {
 	// Name is for messages.
 	Name string
+	Host
+
+	hardware hardware
+	// text is the YAML that it was read from.
+	text []byte
+}
+
+// Host is what a machine has besides its GPUs.
+type Host struct {
 	// InstanceType is the value of the label node.kubernetes.io/instance-type.
 	InstanceType string
 	// CPUs is the number of logical CPUs.
@@ -25,10 +34,6 @@ type Description struct {
 	Memory string
 	// NUMANodes is at least 1. CPUs and memory are spread evenly over them.
 	NUMANodes int
-
-	hardware hardware
-	// text is the YAML that it was read from.
-	text []byte
 }
 
 const yamlSuffix = ".yaml"

@@ -197,14 +197,26 @@ func TestDocumentedExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var text strings.Builder
+	var examples []string
+	inside := false
 	for line := range strings.Lines(string(doc)) {
-		if example, ok := strings.CutPrefix(line, "//\t"); ok {
-			text.WriteString(example)
+		example, ok := strings.CutPrefix(line, "//\t")
+		if ok && !inside {
+			examples = append(examples, "")
+		}
+		if inside = ok; ok {
+			examples[len(examples)-1] += example
 		}
 	}
-	d := mustParse(t, text.String())
-	golden(t, "documented", show(d, read(t, New(d, "node-1"))))
+	if len(examples) != 2 {
+		t.Fatalf("%d examples", len(examples))
+	}
+	var out strings.Builder
+	for _, text := range []string{examples[0], "name: captured\ncpus: 1\nmemory: 1Gi\n" + examples[1]} {
+		d := mustParse(t, text)
+		out.WriteString(show(d, read(t, New(d, "node-1"))))
+	}
+	golden(t, "documented", out.String())
 }
 
 func TestDefaults(t *testing.T) {
@@ -233,17 +245,53 @@ gpus:
 	}
 }
 
+// Keys that a capture needs, where a person writes them.
+func TestExplicitKeys(t *testing.T) {
+	d := mustParse(t, `
+name: odd
+board: PowerEdge R7525
+cpus: 2
+memory: 4Gi
+numaNodes: 2
+cuda: ""
+gpus:
+- {product: A100-40, name: A100-SXM4-40GB, count: 2, minor: [7, 3], pcieRoot: r, pcie: unknown, migPending: true}
+- {product: T4, numa: 1, pcieRoot: r, recovery: reset the GPU, unhealthy: hot}
+- {lost: gone, pcieRoot: ""}
+links: [{a: 0, b: 2, pcie: unknown}]
+`)
+	m := read(t, New(d, "s"))
+	if m.Board != "PowerEdge R7525" || m.CUDA != "" {
+		t.Errorf("board %q, CUDA %q", m.Board, m.CUDA)
+	}
+	a := m.GPUs[1]
+	if a.Name != "A100-SXM4-40GB" || a.Minor != 3 || a.PCIClass != 0x0302 || a.MIG.Enabled || !a.MIG.Pending || !a.MIG.Capable {
+		t.Errorf("GPU 1: %+v", a)
+	}
+	if b := m.GPUs[2]; b.Recovery != gpu.RecoveryReset || b.Health != (gpu.Health{State: gpu.Unhealthy, Reason: "hot"}) || b.NUMA != 1 || b.PCIeRoot != "r" {
+		t.Errorf("GPU 2: %+v", b)
+	}
+	if c := m.GPUs[3]; c.Health != (gpu.Health{State: gpu.Lost, Reason: "gone"}) || c.Name != "" {
+		t.Errorf("GPU 3: %+v", c)
+	}
+	for pair, want := range map[[2]int]gpu.PCIeLevel{{0, 1}: gpu.PCIeUnknown, {0, 2}: gpu.PCIeUnknown, {1, 2}: gpu.PCIeHostBridge} {
+		if got := m.Links.At(pair[0], pair[1]).PCIe; got != want {
+			t.Errorf("link %v: %v, want %v", pair, got, want)
+		}
+	}
+}
+
 func TestParseErrors(t *testing.T) {
 	const head = "name: m\ncpus: 1\nmemory: 1Gi\n" // lines 1 to 3
 	for _, c := range []struct{ name, text, want string }{
 		{"empty", "", "m.yaml: is empty; a machine needs at least name, cpus, memory and gpus"},
-		{"no mapping", "- 1", "m.yaml:1: want a mapping with keys of name, instanceType, cpus, memory, numaNodes, driver, cuda, gpus, links"},
+		{"no mapping", "- 1", "m.yaml:1: want a mapping with keys of name, instanceType, board, cpus, memory, numaNodes, driver, cuda, gpus, links"},
 		{"not YAML", head + "gpus: [", "m.yaml:4: not valid YAML: did not find expected node content"},
 		{"two documents", head + "gpus: [{product: T4}]\n---\nname: n", "m.yaml:5: a second document; put each machine in a file of its own"},
 		{"missing", "name: m", "m.yaml:1: cpus: is missing\nm.yaml:1: memory: is missing\nm.yaml:1: gpus: is missing"},
 		{
 			"unknown key", head + "gpus: [{product: T4}]\nnumanodes: 2",
-			`m.yaml:5: unknown key "numanodes": want one of name, instanceType, cpus, memory, numaNodes, driver, cuda, gpus, links; did you mean "numaNodes"?`,
+			`m.yaml:5: unknown key "numanodes": want one of name, instanceType, board, cpus, memory, numaNodes, driver, cuda, gpus, links; did you mean "numaNodes"?`,
 		},
 		{"twice", head + "gpus: [{product: T4}]\nname: n", "m.yaml:5: name: is given twice, first in line 1; remove one"},
 		{"not a number", "name: m\ncpus: many\nmemory: 1Gi\ngpus: [{product: T4}]", `m.yaml:2: cpus: want a whole number from 1 to 65536, not "many"`},
@@ -253,7 +301,7 @@ func TestParseErrors(t *testing.T) {
 		{"version", head + "driver: newest\ngpus: [{product: T4}]", `m.yaml:4: driver: "newest" is not a version such as 580.95.05`},
 		{"gpus no list", head + "gpus: {product: T4}", "m.yaml:4: gpus: want a list"},
 		{"no gpus", head + "gpus: []", "m.yaml:4: gpus: is empty; a GPU machine has at least one"},
-		{"no product", head + "gpus:\n- count: 2", "m.yaml:5: gpus[0].product: is missing"},
+		{"no product", head + "gpus:\n- count: 2", "m.yaml:5: gpus[0].product: is missing; a GPU that the catalogue does not know needs name, memoryMiB and compute in its place"},
 		{
 			"product", head + "gpus:\n- product: A100-400",
 			`m.yaml:5: gpus[0].product: unknown product "A100-400": want one of V100, T4, A10G, A100-40, A100-80, A30, L40S, H100-80, H100-94, H200, B200, RTX-PRO-6000; did you mean "A100-40"?; or the name of a board as nvidia-smi prints it`,
@@ -262,10 +310,6 @@ func TestParseErrors(t *testing.T) {
 		{"too many", head + "gpus:\n- {product: T4, count: 40}\n- {product: T4, count: 40}", "m.yaml:6: gpus[1]: more than 64 GPUs in all; lower the counts"},
 		{"numa", head + "gpus: [{product: T4, numa: 1}]", `m.yaml:4: gpus[0].numa: want a whole number from -1 to 0, not "1"`},
 		{
-			"root on two nodes", head + "numaNodes: 2\ngpus:\n- {product: T4, pcieRoot: r}\n- {product: T4, pcieRoot: r, numa: 1}",
-			`m.yaml:7: gpus[1].pcieRoot: "r" is on NUMA node 0 in a group above and on 1 here; a root complex is on one`,
-		},
-		{
 			"root of another", head + "gpus:\n- {product: T4}\n- {product: T4, pcieRoot: \"pci0000:0f\"}",
 			`m.yaml:6: gpus[1].pcieRoot: "pci0000:0f" is what a GPU without a pcieRoot gets; choose another name`,
 		},
@@ -273,10 +317,9 @@ func TestParseErrors(t *testing.T) {
 			"root of another, the other way", head + "gpus:\n- {product: T4, pcieRoot: \"pci0000:11\"}\n- {product: T4}",
 			`m.yaml:6: gpus[1].pcieRoot: "pci0000:11" is what a GPU without a pcieRoot gets; choose another name`,
 		},
-		{"pcie", head + "gpus: [{product: T4, pcie: PIXX}]", `m.yaml:4: gpus[0].pcie: unknown PCIe level "PIXX": want one of SYS, NODE, PHB, PXB, PIX, INTERNAL; did you mean "PIX"?`},
-		{"pcie unknown", head + "gpus: [{product: T4, pcie: unknown}]", `m.yaml:4: gpus[0].pcie: unknown PCIe level "unknown": want one of SYS, NODE, PHB, PXB, PIX, INTERNAL`},
+		{"pcie", head + "gpus: [{product: T4, pcie: PIXX}]", `m.yaml:4: gpus[0].pcie: no PCIe level is named "PIXX": want one of unknown, SYS, NODE, PHB, PXB, PIX, INTERNAL; did you mean "PIX"?`},
 		{"no switch", head + "gpus: [{product: T4, nvswitch: s}]", "m.yaml:4: gpus[0].nvswitch: T4 has no NVLinks; remove it"},
-		{"links to nothing", head + "gpus: [{product: H200, nvlinks: 2}]", "m.yaml:4: gpus[0].nvlinks: is about links to switches: name their domain in nvswitch; links between two GPUs belong under the top key links"},
+		{"links to nothing", head + "gpus: [{product: H200, nvlinks: 2}]", "m.yaml:4: gpus[0].nvlinks: is about links to switches: name their domain in nvswitch, \"\" where it is not known; links between two GPUs belong under the top key links"},
 		{"too many to switch", head + "gpus: [{product: H200, nvswitch: s, nvlinks: 19}]", `m.yaml:4: gpus[0].nvlinks: want a whole number from 1 to 18, not "19"`},
 		{"no MIG", head + "gpus: [{product: T4, migEnabled: true}]", "m.yaml:4: gpus[0].migEnabled: T4 cannot do MIG; remove it"},
 		{"no MIG instances", head + "gpus: [{product: T4, mig: [{profile: 1g.5gb}]}]", "m.yaml:4: gpus[0].mig: T4 cannot do MIG; remove it"},
@@ -296,7 +339,39 @@ func TestParseErrors(t *testing.T) {
 			"no room", head + "gpus: [{product: A100-40, mig: [{profile: 4g.20gb}, {profile: 3g.20gb, count: 2}]}]",
 			"m.yaml:4: gpus[0].mig[1]: 3g.20gb does not fit with the instances above it; remove some, or name a start for each",
 		},
-		{"start and count", head + "gpus: [{product: A30, mig: [{profile: 1g.6gb, start: 0, count: 2}]}]", "m.yaml:4: gpus[0].mig[0].count: start places one instance; remove count, or start to have the places chosen"},
+		{"start and count", head + "gpus: [{product: A30, mig: [{profile: 1g.6gb, start: 0, count: 2}]}]", "m.yaml:4: gpus[0].mig[0].count: start is of one instance; remove count, or start to have it chosen"},
+		{"no model", head + "gpus: [{name: Z}]", "m.yaml:4: gpus[0].memoryMiB: is missing; a GPU without product needs it\nm.yaml:4: gpus[0].compute: is missing; a GPU without product needs it"},
+		{"compute", head + "gpus: [{product: T4, compute: sm_75}]", `m.yaml:4: gpus[0].compute: "sm_75" is not a compute capability such as 9.0`},
+		{"class", head + "gpus: [{product: T4, pciClass: 0x30200}]", `m.yaml:4: gpus[0].pciClass: want a number from 0 to 0xffff, not "0x30200"`},
+		{"bus", head + "gpus: [{product: T4, pciBusID: 17:00.0}]", `m.yaml:4: gpus[0].pciBusID: "17:00.0" is not a PCI bus id such as 0000:17:00.0`},
+		{"one bus", head + "gpus: [{product: T4, count: 2, pciBusID: \"0000:17:00.0\"}]", "m.yaml:4: gpus[0].pciBusID: is of one GPU and the group has 2: list one for each"},
+		{"few buses", head + "gpus: [{product: T4, count: 2, minor: [3]}]", "m.yaml:4: gpus[0].minor: lists 1, the group has 2 GPUs"},
+		{"unknown switch", head + "gpus: [{name: Z, memoryMiB: 1, compute: 9.0, nvswitch: s}]", "m.yaml:4: gpus[0].nvlinks: is missing; the catalogue does not know how many this GPU has"},
+		{"not capable", head + "gpus: [{product: A30, migCapable: false, mig: [{profile: 1g.6gb}]}]", "m.yaml:4: gpus[0].mig: A30 cannot do MIG; remove it"},
+		{
+			"unknown MIG", head + "gpus: [{name: Z, memoryMiB: 1, compute: 9.0, migCapable: true, mig: [{profile: 1g.6gb}]}]",
+			"m.yaml:4: gpus[0].mig[0]: the catalogue does not know how Z can be cut; give id, start, size, memoryMiB and attributes as the driver reports them",
+		},
+		{"id alone", head + "gpus: [{product: A30, mig: [{profile: x, id: 99}]}]", "m.yaml:4: gpus[0].mig[0].size: is missing; the catalogue does not know this profile\nm.yaml:4: gpus[0].mig[0].start: is missing; an instance with an id is at one place"},
+		{"no id", head + "gpus: [{product: A30, mig: [{profile: 1g.6gb, ci: 1}]}]", "m.yaml:4: gpus[0].mig[0].ci: belongs to an instance that is listed as the driver reports it; give its profile's id too, or remove it"},
+		{
+			"GI twice", head + "gpus: [{product: A30, mig: [{profile: 1g.6gb, gi: 3}, {profile: 1g.6gb, gi: 3}]}]",
+			"m.yaml:4: gpus[0].mig[1].gi: GPU instance 3 is there above; choose another number",
+		},
+		{
+			"CI twice", head + "gpus: [{product: A30, mig: [{profile: x, id: 14, start: 0, gi: 1}, {profile: x, id: 14, start: 0, gi: 1}]}]",
+			"m.yaml:4: gpus[0].mig[1]: GPU instance 1 with compute instance 0 is there above; give another gi or ci",
+		},
+		{
+			"one GI at two places", head + "gpus: [{product: A30, mig: [{profile: x, id: 14, start: 0, gi: 1}, {profile: x, id: 14, start: 1, gi: 1, ci: 1}]}]",
+			"m.yaml:4: gpus[0].mig[1]: GPU instance 1 is another one above; compute instances of one have the same id, start and size",
+		},
+		{
+			"reported overlap", head + "gpus: [{product: A30, mig: [{profile: 2g.12gb, start: 2}, {profile: x, id: 99, start: 3, size: 2}]}]",
+			"m.yaml:4: gpus[0].mig[1].start: place 3:2 overlaps GPU instance 1 at 2:2",
+		},
+		{"lost and unhealthy", head + "gpus: [{product: T4, lost: gone, unhealthy: hot}]", "m.yaml:4: gpus[0].unhealthy: the GPU is lost; remove one of the two"},
+		{"lost says nothing", head + "gpus: [{product: T4, lost: [x]}]", "m.yaml:4: gpus[0].lost: want one line of text"},
 		{"one end", head + "gpus: [{product: V100, count: 2}]\nlinks: [{a: 0}]", "m.yaml:5: links[0]: a and b name the two GPUs by index; one is missing"},
 		{"index", head + "gpus: [{product: V100, count: 2}]\nlinks:\n- {a: 0, b: 2, nvlinks: 1}", `m.yaml:6: links[0].b: want a whole number from 0 to 1, not "2"`},
 		{"itself", head + "gpus: [{product: V100, count: 2}]\nlinks: [{a: 1, b: 1, nvlinks: 1}]", "m.yaml:5: links[0]: a and b are the same GPU"},
@@ -344,6 +419,11 @@ func FuzzParseDescription(f *testing.F) {
 		f.Add(text)
 	}
 	f.Add([]byte("name: a\ncpus: 1\nmemory: 1Gi\ngpus: [{product: A30, mig: [{profile: 1g.6gb, count: 4}]}]\nlinks: [&a {a: 0, b: 1, pcie: SYS}, *a]"))
+	captured, err := os.ReadFile(filepath.Join("testdata", "captured.golden"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(captured)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		d, err := ParseDescription("f.yaml", data)
 		if err != nil {
@@ -356,8 +436,6 @@ func FuzzParseDescription(f *testing.F) {
 		if len(m.GPUs) == 0 || d.CPUs < 1 || d.NUMANodes < 1 || d.Name == "" {
 			t.Errorf("accepted: %+v", d)
 		}
-		for _, g := range m.GPUs {
-			checkGeometry(t, g)
-		}
+		checkCapture(t, m, d.Host)
 	})
 }

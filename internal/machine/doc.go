@@ -7,6 +7,7 @@
 //
 //	name: example            # for messages
 //	instanceType: example    # node label; default: name
+//	board: example           # name in the host's firmware; default: instanceType
 //	cpus: 64                 # logical CPUs
 //	memory: 512Gi            # as a Kubernetes quantity
 //	numaNodes: 2             # default 1
@@ -30,8 +31,41 @@
 //	links:                   # pairs of GPUs that differ from the rule
 //	- {a: 2, b: 3, nvlinks: 12, pcie: PXB}
 //
+// Further keys of a group are for what was seen on a real machine; see Capture. Text
+// is "" where it is not known.
+//
+//	gpus:
+//	- name: NVIDIA Z1             # what NVML calls the GPU; default: as the product
+//	  memoryMiB: 8192             # without a product these two and the name are needed
+//	  compute: 12.0
+//	  count: 2
+//	  minor: [4, 3]               # /dev/nvidia<minor> of each; default: the index
+//	  pciBusID: ["0000:17:00.0", "0000:3d:00.0"]
+//	  pciDeviceID: 0x1234         # default: that of the product
+//	  pciClass: 0x0300            # default 0x0302, a 3D controller
+//	  pcieRoot: ["pci0000:16", "pci0000:3c"]
+//	  nvswitch: ""                # with nvlinks: they lead to no GPU that is known
+//	  nvlinks: 2
+//	  unhealthy: row remap failed # or lost; the reason
+//	  recovery: reset the GPU     # what the driver says must be done; default: none
+//	  migCapable: true            # default: as the product
+//	  migEnabled: true
+//	  migPending: false           # the mode after a reset; default: migEnabled
+//	  mig:
+//	  - profile: 1c.2g.2gb        # with an id, an instance is as the driver reports it,
+//	    id: 14                    # also where the catalogue would not allow it; what is
+//	    start: 0                  # left out is the catalogue's
+//	    size: 2
+//	    gi: 5                     # default: the lowest free one from 1
+//	    ci: 1                     # default 0; those of one gi share its place
+//	    memoryMiB: 1984
+//	    attributes: {sms: 8, slices: 2, computeSlices: 1, copyEngines: 2, decoders: 1, encoders: 0, jpeg: 0, ofa: 0}
+//
+// A lost GPU needs neither product nor name. On GPUs that the catalogue does not know
+// MIG devices can be destroyed, and none be created.
+//
 // PCIe levels are those of `nvidia-smi topo -m`: SYS, NODE, PHB, PXB, PIX,
-// INTERNAL. Where nothing is said of a pair, GPUs on one root complex are at
+// INTERNAL; and unknown. Where nothing is said of a pair, GPUs on one root complex are at
 // PHB, others on one NUMA node at NODE, GPUs on two NUMA nodes at SYS; where a
 // NUMA node is not known, neither is the level. A group whose pcie is PHB or
 // nearer and that names no pcieRoot shares one.

@@ -25,7 +25,7 @@ func (m *Machine) inject(uuid, what string, change func(*state, *gpuState) error
 // event; InjectXID with 79 is what a driver reports then.
 func (m *Machine) SetLost(uuid string, lost bool) error {
 	return m.inject(uuid, "set lost", func(_ *state, g *gpuState) error {
-		g.Lost = lost
+		g.Lost, g.LostReason = lost, ""
 		return nil
 	})
 }
@@ -50,6 +50,18 @@ func (m *Machine) ClearUnhealthy(uuid string) error {
 	})
 }
 
+// SetRecovery makes the driver say that something must be done with a GPU. A reset
+// clears an action that is one.
+func (m *Machine) SetRecovery(uuid string, action gpu.Recovery) error {
+	return m.inject(uuid, "set recovery", func(_ *state, g *gpuState) error {
+		if action < gpu.RecoveryNone {
+			return fmt.Errorf("recovery action %d: %w", int(action), gpu.ErrInvalid)
+		}
+		g.Recovery = action
+		return nil
+	})
+}
+
 // InjectXID makes the driver report an XID, from 1, of a GPU, or of one MIG device
 // that gi and ci name. ci is gpu.AnyInstance for an event about the GPU instance,
 // both are for one about the whole GPU. The GPU may be lost.
@@ -58,7 +70,7 @@ func (m *Machine) InjectXID(uuid string, xid, gi, ci int) error {
 		if xid < 1 {
 			return fmt.Errorf("XID %d is not a number from 1: %w", xid, gpu.ErrInvalid)
 		}
-		ofInstance := g.hasInstance(gi, ci) || ci == gpu.AnyInstance && g.hasInstance(gi, 0)
+		ofInstance := g.hasInstance(gi, ci)
 		ofGPU := gi == gpu.AnyInstance && ci == gpu.AnyInstance
 		if !ofInstance && !ofGPU {
 			return fmt.Errorf("MIG device %d/%d: %w", gi, ci, gpu.ErrNotFound)
@@ -76,7 +88,7 @@ func (m *Machine) SetProcesses(uuid string, processes []gpu.Process) error {
 			switch {
 			case p.PID < 1 || p.MemoryMiB < 0:
 				return fmt.Errorf("process %d with %d MiB: %w", p.PID, p.MemoryMiB, gpu.ErrInvalid)
-			case g.MIGEnabled && !g.hasInstance(p.GI, p.CI):
+			case g.MIGEnabled && (p.CI == gpu.AnyInstance || !g.hasInstance(p.GI, p.CI)):
 				return fmt.Errorf("process %d: MIG device %d/%d does not exist: %w", p.PID, p.GI, p.CI, gpu.ErrInvalid)
 			case !g.MIGEnabled && (p.GI != gpu.AnyInstance || p.CI != gpu.AnyInstance):
 				return fmt.Errorf("process %d: names a MIG device, MIG mode is off: %w", p.PID, gpu.ErrInvalid)

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -14,11 +15,15 @@ import (
 // pollInterval is how long an event can take to reach WaitEvent.
 const pollInterval = 100 * time.Millisecond
 
+// lostReason is why a GPU is lost of which nothing else is said.
+const lostReason = "GPU is lost"
+
 var errDriverDown = errors.New("the driver does not answer (simulated)")
 
 // Machine is a simulated machine. Its methods may be called at the same time.
 type Machine struct {
 	hardware *hardware
+	host     Host
 	// what names the state in errors.
 	what string
 
@@ -32,8 +37,8 @@ type Machine struct {
 	closed  chan struct{}
 }
 
-func newMachine(h *hardware, s store, what string) *Machine {
-	return &Machine{hardware: h, store: s, what: what, closed: make(chan struct{})}
+func newMachine(d *Description, s store, what string) *Machine {
+	return &Machine{hardware: &d.hardware, host: d.Host, store: s, what: what, closed: make(chan struct{})}
 }
 
 // New returns a machine in memory, as it is delivered. The seed makes the UUIDs;
@@ -43,8 +48,11 @@ func New(desc *Description, seed string) *Machine {
 	if err != nil {
 		panic(err) // it is made of numbers and text
 	}
-	return newMachine(&desc.hardware, &memory{data}, "state")
+	return newMachine(desc, &memory{data}, "state")
 }
+
+// Host is what the machine has besides its GPUs.
+func (m *Machine) Host() Host { return m.host }
 
 // Close ends the use of the machine and wakes WaitEvent. The machine itself, where
 // it is in a folder, stays. A second call does nothing.
@@ -136,7 +144,7 @@ func (m *Machine) Read() (gpu.Machine, error) {
 // machine is what the driver reports.
 func (s *state) machine(h *hardware) gpu.Machine {
 	n := len(h.units)
-	read := gpu.Machine{Driver: h.driver, CUDA: h.cuda, GPUs: make([]gpu.GPU, n), Links: gpu.NewLinks(n)}
+	read := gpu.Machine{Driver: h.driver, CUDA: h.cuda, Board: h.board, GPUs: make([]gpu.GPU, n), Links: gpu.NewLinks(n)}
 	for i := range n {
 		read.GPUs[i] = s.gpu(h, i)
 	}
@@ -155,25 +163,18 @@ func (s *state) machine(h *hardware) gpu.Machine {
 func (s *state) gpu(h *hardware, index int) gpu.GPU {
 	g, now := h.units[index].gpu, &s.GPUs[index]
 	g.UUID = gpuUUID(s.Seed, index)
+	g.Recovery = now.Recovery
 	g.MIG.Enabled, g.MIG.Pending = now.MIGEnabled, now.MIGPending
-	for j, in := range now.Instances {
-		g.MIG.Devices = append(g.MIG.Devices, migDevice(h.units[index].mig, in, j))
+	for j := range now.Instances {
+		g.MIG.Devices = append(g.MIG.Devices, h.units[index].migDevice(&now.Instances[j], j))
 	}
 	switch {
 	case now.Lost:
-		g.Health = gpu.Health{State: gpu.Lost, Reason: "GPU is lost"}
+		g.Health = gpu.Health{State: gpu.Lost, Reason: cmp.Or(now.LostReason, lostReason)}
 	case now.Unhealthy != "":
 		g.Health = gpu.Health{State: gpu.Unhealthy, Reason: now.Unhealthy}
 	}
 	return g
-}
-
-func migDevice(table *gpu.MIGTable, in instance, index int) gpu.MIGDevice {
-	profile := table.ByID(in.MIG.ProfileID)
-	return gpu.MIGDevice{
-		Index: index, UUID: in.UUID, GI: in.GI, ProfileID: profile.ID, Profile: profile.Name,
-		Placement: in.MIG.Placement, MemoryMiB: profile.MemoryMiB,
-	}
 }
 
 // WaitEvent returns the next event that was injected after this handle was
@@ -228,16 +229,17 @@ func fail(index int, uuid, what string, err error) error {
 }
 
 // SetMIGMode switches MIG mode on or off. On products that need a reset for that
-// it sets the pending mode only. It fails with gpu.ErrNotSupported where the
+// it sets the pending mode only; what the catalogue does not know switches at once.
+// It fails with gpu.ErrNotSupported where the
 // product cannot do MIG, and with gpu.ErrInUse where a process runs on the GPU
 // or, for switching off, where MIG devices exist. Wanting the mode that the GPU
 // has needs no idle GPU: it takes back a pending change.
 func (m *Machine) SetMIGMode(uuid string, on bool) error {
 	return m.drive(uuid, "set MIG mode", func(_ *state, index int, g *gpuState) error {
-		table := m.hardware.units[index].mig
+		u := &m.hardware.units[index]
 		switch {
-		case table == nil:
-			return fmt.Errorf("%s cannot do MIG: %w", m.hardware.units[index].gpu.Name, gpu.ErrNotSupported)
+		case !u.gpu.MIG.Capable:
+			return fmt.Errorf("%s cannot do MIG: %w", u.gpu.Name, gpu.ErrNotSupported)
 		case on == g.MIGEnabled:
 			g.MIGPending = on
 			return nil
@@ -247,7 +249,7 @@ func (m *Machine) SetMIGMode(uuid string, on bool) error {
 			return inUse(len(g.Instances), "MIG devices")
 		}
 		g.MIGPending = on
-		if !table.ResetForMode {
+		if table := u.table(); table == nil || !table.ResetForMode {
 			g.MIGEnabled = on
 		}
 		return nil
@@ -258,22 +260,26 @@ func inUse(n int, by string) error { return fmt.Errorf("%w by %d %s", gpu.ErrInU
 
 // CreateMIG creates a GPU instance at exactly that place, with one compute
 // instance that fills it. It fails with gpu.ErrNotSupported where the product
-// cannot do MIG, and with gpu.ErrInvalid and the reason where MIG mode is off or
-// the instance does not fit.
+// cannot do MIG or its profiles are not known, and with gpu.ErrInvalid and the
+// reason where MIG mode is off or the instance does not fit.
 func (m *Machine) CreateMIG(uuid string, inst gpu.MIGInstance) (gpu.MIGDevice, error) {
 	var made gpu.MIGDevice
 	err := m.drive(uuid, "create MIG device", func(s *state, index int, g *gpuState) error {
-		table := m.hardware.units[index].mig
-		if table == nil {
-			return fmt.Errorf("%s cannot do MIG: %w", m.hardware.units[index].gpu.Name, gpu.ErrNotSupported)
+		u := &m.hardware.units[index]
+		if !u.gpu.MIG.Capable {
+			return fmt.Errorf("%s cannot do MIG: %w", u.gpu.Name, gpu.ErrNotSupported)
 		}
 		if !g.MIGEnabled {
 			return fmt.Errorf("MIG mode is off: %w", gpu.ErrInvalid)
 		}
-		if err := table.Check(g.geometry(), inst); err != nil {
+		switch err := u.fits(g.Instances, inst); {
+		case errors.Is(err, gpu.ErrNotSupported):
+			return err
+		case err != nil:
 			return fmt.Errorf("%w: %w", gpu.ErrInvalid, err)
 		}
-		made = migDevice(table, *s.create(index, inst), len(g.Instances)-1)
+		in := s.create(index, instance{GI: freeGI(g.Instances), MIG: inst})
+		made = u.migDevice(in, len(g.Instances)-1)
 		return nil
 	})
 	if err != nil {
@@ -301,7 +307,7 @@ func (m *Machine) DestroyMIG(migUUID string) error {
 		switch {
 		case g.Lost:
 			return fail(index, uuid, what, gpu.ErrLost)
-		case g.uses(g.Instances[at].GI):
+		case g.uses(&g.Instances[at]):
 			return fail(index, uuid, what, fmt.Errorf("%s is %w by a process", migUUID, gpu.ErrInUse))
 		}
 		g.Instances = slices.Delete(g.Instances, at, at+1)
@@ -310,8 +316,8 @@ func (m *Machine) DestroyMIG(migUUID string) error {
 }
 
 // Reset resets a GPU: the pending MIG mode becomes the mode, and MIG devices are
-// gone, as they are after any reset of a real GPU. It fails with gpu.ErrInUse
-// where a process runs on the GPU.
+// gone, as they are after any reset of a real GPU; the driver no longer asks for a
+// reset. It fails with gpu.ErrInUse where a process runs on the GPU.
 func (m *Machine) Reset(uuid string) error {
 	return m.drive(uuid, "reset", func(_ *state, _ int, g *gpuState) error {
 		if len(g.Processes) > 0 {
@@ -319,6 +325,9 @@ func (m *Machine) Reset(uuid string) error {
 		}
 		g.MIGEnabled = g.MIGPending
 		g.Instances = nil
+		if g.Recovery == gpu.RecoveryReset || g.Recovery == gpu.RecoveryDrainReset {
+			g.Recovery = gpu.RecoveryNone
+		}
 		return nil
 	})
 }

@@ -128,9 +128,12 @@ func TestMIG(t *testing.T) {
 			wantError(t, err, gpu.ErrInvalid, c.reason)
 		}
 		want := []gpu.MIGDevice{
-			{Index: 0, UUID: first.UUID, GI: 1, ProfileID: 19, Profile: "1g.10gb", Placement: gpu.Placement{Start: 0, Size: 1}, MemoryMiB: 9984},
-			{Index: 1, UUID: second.UUID, GI: 2, ProfileID: 14, Profile: "2g.20gb", Placement: gpu.Placement{Start: 2, Size: 2}, MemoryMiB: 20096},
-			{Index: 2, UUID: third.UUID, GI: 3, ProfileID: 9, Profile: "3g.40gb", Placement: gpu.Placement{Start: 4, Size: 4}, MemoryMiB: 40448},
+			{Index: 0, UUID: first.UUID, GI: 1, ProfileID: 19, Profile: "1g.10gb", Placement: gpu.Placement{Start: 0, Size: 1}, MemoryMiB: 9984,
+				Attributes: gpu.MIGAttributes{SMs: 16, Slices: 1, ComputeSlices: 1, CopyEngines: 1, Decoders: 1, JPEG: 1}},
+			{Index: 1, UUID: second.UUID, GI: 2, ProfileID: 14, Profile: "2g.20gb", Placement: gpu.Placement{Start: 2, Size: 2}, MemoryMiB: 20096,
+				Attributes: gpu.MIGAttributes{SMs: 32, Slices: 2, ComputeSlices: 2, CopyEngines: 2, Decoders: 2, JPEG: 2}},
+			{Index: 2, UUID: third.UUID, GI: 3, ProfileID: 9, Profile: "3g.40gb", Placement: gpu.Placement{Start: 4, Size: 4}, MemoryMiB: 40448,
+				Attributes: gpu.MIGAttributes{SMs: 60, Slices: 3, ComputeSlices: 3, CopyEngines: 3, Decoders: 3, JPEG: 3}},
 		}
 		if diff := cmp.Diff(want, []gpu.MIGDevice{first, second, third}); diff != "" {
 			t.Errorf("created:\n%s", diff)
@@ -235,6 +238,7 @@ func TestNotFound(t *testing.T) {
 		"SetLost":        m.SetLost(uuid, true),
 		"SetUnhealthy":   m.SetUnhealthy(uuid, "hot"),
 		"ClearUnhealthy": m.ClearUnhealthy(uuid),
+		"SetRecovery":    m.SetRecovery(uuid, gpu.RecoveryReset),
 		"InjectXID":      m.InjectXID(uuid, 79, gpu.AnyInstance, gpu.AnyInstance),
 		"SetProcesses":   m.SetProcesses(uuid, nil),
 	} {
@@ -365,6 +369,30 @@ func TestUnhealthy(t *testing.T) {
 		mustDo(t, m.ClearUnhealthy(uuid))
 		if got := read(t, m).GPUs[1].Health; !got.OK() {
 			t.Errorf("got %v, want healthy", got)
+		}
+	})
+}
+
+func TestRecovery(t *testing.T) {
+	each(t, "g5.12xlarge", func(t *testing.T, m *Machine) {
+		uuid := read(t, m).GPUs[1].UUID
+		wantError(t, m.SetRecovery(uuid, -1), gpu.ErrInvalid, uuid)
+		for _, c := range []struct{ action, afterReset gpu.Recovery }{
+			{gpu.RecoveryReset, gpu.RecoveryNone}, {gpu.RecoveryDrainReset, gpu.RecoveryNone},
+			{gpu.RecoveryReboot, gpu.RecoveryReboot}, {gpu.RecoveryDrainP2P, gpu.RecoveryDrainP2P},
+		} {
+			mustDo(t, m.SetRecovery(uuid, c.action))
+			if got := read(t, m).GPUs[1]; got.Recovery != c.action || !got.Health.OK() {
+				t.Errorf("%v: got %v, %v", c.action, got.Recovery, got.Health)
+			}
+			mustDo(t, m.Reset(uuid))
+			if got := read(t, m).GPUs[1].Recovery; got != c.afterReset {
+				t.Errorf("%v: after a reset %v, want %v", c.action, got, c.afterReset)
+			}
+		}
+		mustDo(t, m.SetRecovery(uuid, gpu.RecoveryNone))
+		if got := read(t, m).GPUs[1].Recovery; got != gpu.RecoveryNone {
+			t.Errorf("got %v", got)
 		}
 	})
 }
@@ -514,6 +542,11 @@ func TestOpenErrors(t *testing.T) {
 		{stateFile, `{"version": 1, "gpus": []}`, "state.json: is of 0 GPUs, the machine has 4"},
 		{stateFile, `{"version": 1, "gpus": [{}, {}, {}, {}], "events": [{}]}`, "eventCount is 0, but 1 events are listed"},
 		{stateFile, `{"version": 1, "gpus": [{"instances": [{}]}, {}, {}, {}]}`, "gpu 0: 1 MIG instances, MIG mode is off"},
+		{
+			stateFile, `{"version": 1, "gpus": [{"migEnabled": true, "instances": [
+				{"gi": 1, "mig": {"ProfileID": 14, "Placement": {"Start": 0, "Size": 1}}}, {"gi": 1, "mig": {"ProfileID": 14, "Placement": {"Start": 1, "Size": 1}}}
+			]}, {}, {}, {}]}`, "gpu 0: MIG instance 1: GI 1, CI 0 is there twice",
+		},
 		{stateFile, `{"version": 1, "gpus": [{"migEnabled": true, "instances": [{"mig": {"ProfileID": 1}}]}, {}, {}, {}]}`, "gpu 0: MIG instance 0: no MIG profile with id 1"},
 	} {
 		_, dir := opened(t, mustBuiltin(t, "a30x4"), "n")

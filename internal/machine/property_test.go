@@ -199,6 +199,10 @@ func TestAnyOrderOfOperations(t *testing.T) {
 				uuid, lost := anyGPU.Draw(t, "gpu").UUID, rapid.Bool().Draw(t, "lost")
 				p.same("lost", func(m *Machine) error { return m.SetLost(uuid, lost) })
 			},
+			"recovery": func(t *rapid.T) {
+				uuid, action := anyGPU.Draw(t, "gpu").UUID, gpu.Recovery(rapid.IntRange(-1, 5).Draw(t, "action"))
+				p.same("recovery", func(m *Machine) error { return m.SetRecovery(uuid, action) })
+			},
 			"driver": func(t *rapid.T) {
 				down := rapid.Bool().Draw(t, "down")
 				p.same("driver", func(m *Machine) error { return m.DriverDown(down) })

@@ -36,65 +36,80 @@ type linkPair [2]int
 
 type gpuState struct {
 	Lost bool `json:"lost,omitempty"`
+	// LostReason is "" for the usual one.
+	LostReason string `json:"lostReason,omitempty"`
 	// Unhealthy is the reason, "" for healthy.
-	Unhealthy  string     `json:"unhealthy,omitempty"`
-	MIGEnabled bool       `json:"migEnabled,omitempty"`
-	MIGPending bool       `json:"migPending,omitempty"`
-	Instances  []instance `json:"instances,omitempty"`
+	Unhealthy  string       `json:"unhealthy,omitempty"`
+	Recovery   gpu.Recovery `json:"recovery,omitempty"`
+	MIGEnabled bool         `json:"migEnabled,omitempty"`
+	MIGPending bool         `json:"migPending,omitempty"`
+	Instances  []instance   `json:"instances,omitempty"`
 	// Created is the number of MIG devices ever made, so that no UUID comes twice.
 	Created   int           `json:"created,omitempty"`
 	Processes []gpu.Process `json:"processes,omitempty"`
 }
 
-// instance is a GPU instance with its compute instance, which is always number
-// 0: it is the only one.
+// instance is a MIG device: a GPU instance with its compute instance, or one of
+// several compute instances where the description lists them.
 type instance struct {
 	UUID string          `json:"uuid"`
 	GI   int             `json:"gi"`
+	CI   int             `json:"ci,omitempty"`
 	MIG  gpu.MIGInstance `json:"mig"`
+	// As is what the driver reports of it, nil where that is what the catalogue says.
+	As *reported `json:"as,omitempty"`
+}
+
+// reported is the part of a MIG device that the catalogue would know.
+type reported struct {
+	Profile    string            `json:"profile"`
+	MemoryMiB  int               `json:"memoryMiB"`
+	Attributes gpu.MIGAttributes `json:"attributes"`
 }
 
 // newState is the state of a machine as it is delivered.
 func newState(h *hardware, seed string) *state {
 	s := &state{Version: stateVersion, Seed: seed, GPUs: make([]gpuState, len(h.units))}
 	for i, u := range h.units {
-		g := &s.GPUs[i]
-		g.MIGEnabled, g.MIGPending = u.migEnabled, u.migEnabled
-		for _, in := range u.geometry {
+		s.GPUs[i] = u.delivered
+		s.GPUs[i].Instances = nil
+		for _, in := range u.delivered.Instances {
 			s.create(i, in)
 		}
 	}
 	return s
 }
 
-// create adds an instance to a GPU; that it fits is checked before.
-func (s *state) create(index int, in gpu.MIGInstance) *instance {
+// create adds an instance to a GPU and gives it a UUID; that it fits is checked
+// before.
+func (s *state) create(index int, in instance) *instance {
 	g := &s.GPUs[index]
-	gi := 1
-	for slices.ContainsFunc(g.Instances, func(i instance) bool { return i.GI == gi }) {
-		gi++
-	}
-	g.Instances = append(g.Instances, instance{UUID: migUUID(s.Seed, index, g.Created), GI: gi, MIG: in})
+	in.UUID = migUUID(s.Seed, index, g.Created)
+	g.Instances = append(g.Instances, in)
 	g.Created++
 	return &g.Instances[len(g.Instances)-1]
 }
 
-func (g *gpuState) geometry() []gpu.MIGInstance {
-	geometry := make([]gpu.MIGInstance, len(g.Instances))
-	for i, in := range g.Instances {
-		geometry[i] = in.MIG
+// freeGI is the number that the next GPU instance gets.
+func freeGI(instances []instance) int {
+	gi := 1
+	for slices.ContainsFunc(instances, func(in instance) bool { return in.GI == gi }) {
+		gi++
 	}
-	return geometry
+	return gi
 }
 
-// hasInstance says whether GI and CI name an instance of the GPU.
+// hasInstance says whether GI and CI name an instance of the GPU; CI may be
+// gpu.AnyInstance.
 func (g *gpuState) hasInstance(gi, ci int) bool {
-	return ci == 0 && slices.ContainsFunc(g.Instances, func(in instance) bool { return in.GI == gi })
+	return slices.ContainsFunc(g.Instances, func(in instance) bool {
+		return in.GI == gi && (in.CI == ci || ci == gpu.AnyInstance)
+	})
 }
 
 // uses says whether a process runs in the instance.
-func (g *gpuState) uses(gi int) bool {
-	return slices.ContainsFunc(g.Processes, func(p gpu.Process) bool { return p.GI == gi })
+func (g *gpuState) uses(in *instance) bool {
+	return slices.ContainsFunc(g.Processes, func(p gpu.Process) bool { return p.GI == in.GI && p.CI == in.CI })
 }
 
 // log appends an event and forgets the oldest.
@@ -139,23 +154,29 @@ func decodeState(data []byte, h *hardware) (*state, error) {
 		return nil, fmt.Errorf("eventCount is %d, but %d events are listed", s.EventCount, len(s.Events))
 	}
 	for i := range s.GPUs {
-		if err := s.GPUs[i].check(h.units[i].mig); err != nil {
+		if err := s.GPUs[i].check(&h.units[i]); err != nil {
 			return nil, fmt.Errorf("gpu %d: %w", i, err)
 		}
 	}
 	return &s, nil
 }
 
-func (g *gpuState) check(table *gpu.MIGTable) error {
-	if table == nil && (g.MIGEnabled || g.MIGPending) {
+func (g *gpuState) check(u *unit) error {
+	if !u.gpu.MIG.Capable && (g.MIGEnabled || g.MIGPending) {
 		return errors.New("MIG mode is on, the product cannot do MIG")
 	}
 	if !g.MIGEnabled && len(g.Instances) > 0 {
 		return fmt.Errorf("%d MIG instances, MIG mode is off", len(g.Instances))
 	}
-	geometry := g.geometry()
 	for i, in := range g.Instances {
-		if err := table.Check(geometry[:i], in.MIG); err != nil {
+		before := gpuState{Instances: g.Instances[:i]}
+		if before.hasInstance(in.GI, in.CI) {
+			return fmt.Errorf("MIG instance %d: GI %d, CI %d is there twice", i, in.GI, in.CI)
+		}
+		if in.As != nil {
+			continue // the catalogue has no say in it
+		}
+		if err := u.fits(before.Instances, in.MIG); err != nil {
 			return fmt.Errorf("MIG instance %d: %w", i, err)
 		}
 	}

@@ -145,7 +145,7 @@ func Open(dir string) (*Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("simulated machine: %w", err)
 	}
-	m := newMachine(&desc.hardware, f, f.path(stateFile))
+	m := newMachine(desc, f, f.path(stateFile))
 	s, err := m.view()
 	if err != nil {
 		return nil, errors.Join(err, f.close())

@@ -10,7 +10,9 @@
 // essential cannot be read, is in the machine as gpu.Lost, with what was known of
 // it from the reading before; one that never answered has the placeholder UUID
 // "GPU-unknown-<index>" until it does. A link that cannot be read is unknown.
-// After Close everything fails with os.ErrClosed.
+// What the driver does not say of the board, the PCI class, the recovery action or
+// the attributes of MIG devices is unknown and no fault. After Close everything
+// fails with os.ErrClosed.
 //
 // What must never happen: one GPU or link in trouble hides the others; a MIG
 // device or process in use is destroyed; a MIG call that fails leaves a GPU

@@ -1,6 +1,10 @@
 package nvml
 
-import "time"
+import (
+	"time"
+
+	"github.com/ashlar-gpu/ashlar/internal/gpu"
+)
 
 // driver is what is used of the library as a whole. Its errors wrap those of
 // package gpu where one fits. Start and stop are called alone; watch, unwatch and
@@ -30,6 +34,8 @@ type device interface {
 	memory() (bytes uint64, err error)
 	capability() (major, minor int, err error)
 	pci() (pciInfo, error)
+	// recovery is the recovery action as NVML numbers it.
+	recovery() (int, error)
 
 	// linkActive fails for links that the GPU does not have.
 	linkActive(link int) (bool, error)
@@ -101,10 +107,9 @@ type fabric struct {
 type migDevice struct {
 	uuid   string
 	gi, ci int
-	// memoryMiB, and the compute slices of the GPU instance and of the compute
-	// instance in it.
-	memoryMiB          int
-	giSlices, ciSlices int
+	// memoryMiB and attributes are zero where the driver does not say them.
+	memoryMiB  int
+	attributes gpu.MIGAttributes
 }
 
 type instance struct{ profileID, start, size int }

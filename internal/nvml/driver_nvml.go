@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -163,6 +164,35 @@ func (h handle) pci() (pciInfo, error) {
 	return pciOf(v), result(r)
 }
 
+func (h handle) recovery() (int, error) {
+	if err := h.l.has("nvmlDeviceGetFieldValues"); err != nil {
+		return 0, err
+	}
+	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+	if err := result(h.d.GetFieldValues(values)); err != nil {
+		return 0, err
+	}
+	// The call can succeed where the value cannot be read.
+	if err := result(nvml.Return(values[0].NvmlReturn)); err != nil {
+		return 0, err
+	}
+	return fieldNumber(&values[0])
+}
+
+// fieldNumber reads the whole number of a field value.
+func fieldNumber(v *nvml.FieldValue) (int, error) {
+	bytes := v.Value[:]
+	switch nvml.ValueType(v.ValueType) {
+	case nvml.VALUE_TYPE_UNSIGNED_INT, nvml.VALUE_TYPE_SIGNED_INT:
+		return int(int32(binary.NativeEndian.Uint32(bytes))), nil
+	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, nvml.VALUE_TYPE_SIGNED_LONG_LONG:
+		return int(binary.NativeEndian.Uint64(bytes)), nil
+	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
+		return int(binary.NativeEndian.Uint16(bytes)), nil
+	}
+	return 0, fmt.Errorf("NVML: field %d has a value of type %d", v.FieldId, v.ValueType)
+}
+
 func (h handle) linkActive(link int) (bool, error) {
 	v, r := h.d.GetNvLinkState(link)
 	return v == nvml.FEATURE_ENABLED, result(r)
@@ -249,12 +279,22 @@ func (h handle) migDevice(index int) (migDevice, error) {
 	if m.ci, r = d.GetComputeInstanceId(); r != nvml.SUCCESS {
 		return migDevice{}, fmt.Errorf("compute instance: %w", result(r))
 	}
-	attributes, r := d.GetAttributes()
-	if err := result(r); err != nil {
+	a, r := d.GetAttributes()
+	switch err := result(r); {
+	case errors.Is(err, gpu.ErrNotSupported):
+		if memory, r := d.GetMemoryInfo(); r == nvml.SUCCESS {
+			m.memoryMiB = int(memory.Total >> 20)
+		}
+		return m, nil
+	case err != nil:
 		return migDevice{}, fmt.Errorf("attributes: %w", err)
 	}
-	m.memoryMiB = int(attributes.MemorySizeMB)
-	m.giSlices, m.ciSlices = int(attributes.GpuInstanceSliceCount), int(attributes.ComputeInstanceSliceCount)
+	m.memoryMiB = int(a.MemorySizeMB)
+	m.attributes = gpu.MIGAttributes{
+		SMs: int(a.MultiprocessorCount), Slices: int(a.GpuInstanceSliceCount), ComputeSlices: int(a.ComputeInstanceSliceCount),
+		CopyEngines: int(a.SharedCopyEngineCount), Decoders: int(a.SharedDecoderCount), Encoders: int(a.SharedEncoderCount),
+		JPEG: int(a.SharedJpegCount), OFA: int(a.SharedOfaCount),
+	}
 	return m, nil
 }
 

@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"encoding/binary"
 	"errors"
 	"strings"
 	"testing"
@@ -57,6 +58,15 @@ func TestConstants(t *testing.T) {
 			t.Errorf("level %d is %v, want %v", number, got, want)
 		}
 	}
+	for action, want := range map[nvml.DeviceGpuRecoveryAction]gpu.Recovery{
+		nvml.GPU_RECOVERY_ACTION_NONE: gpu.RecoveryNone, nvml.GPU_RECOVERY_ACTION_GPU_RESET: gpu.RecoveryReset,
+		nvml.GPU_RECOVERY_ACTION_NODE_REBOOT: gpu.RecoveryReboot, nvml.GPU_RECOVERY_ACTION_DRAIN_P2P: gpu.RecoveryDrainP2P,
+		nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET: gpu.RecoveryDrainReset,
+	} {
+		if gpu.Recovery(action) != want {
+			t.Errorf("recovery action %d is %v, want %v", action, gpu.Recovery(action), want)
+		}
+	}
 	for constant, want := range map[int]string{
 		nvml.GPU_INSTANCE_PROFILE_1_SLICE: "", nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1: "+me", nvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1: "+me",
 		nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2: "", nvml.GPU_INSTANCE_PROFILE_1_SLICE_GFX: "+gfx", nvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX: "+gfx",
@@ -66,6 +76,36 @@ func TestConstants(t *testing.T) {
 	} {
 		if got := suffixes[constant]; got != want {
 			t.Errorf("profile constant %d has suffix %q, want %q", constant, got, want)
+		}
+	}
+}
+
+func TestFieldNumber(t *testing.T) {
+	value := func(kind nvml.ValueType, bits uint64) *nvml.FieldValue {
+		v := nvml.FieldValue{ValueType: uint32(kind)}
+		binary.NativeEndian.PutUint64(v.Value[:], bits)
+		return &v
+	}
+	four := func(kind nvml.ValueType, bits uint32) *nvml.FieldValue {
+		v := value(kind, ^uint64(0)) // what lies behind is not part of it
+		binary.NativeEndian.PutUint32(v.Value[:], bits)
+		return v
+	}
+	for _, c := range []struct {
+		value *nvml.FieldValue
+		want  int
+	}{
+		{four(nvml.VALUE_TYPE_UNSIGNED_INT, 4), 4}, {four(nvml.VALUE_TYPE_SIGNED_INT, 0xFFFFFFFF), -1},
+		{value(nvml.VALUE_TYPE_UNSIGNED_LONG, 1<<33), 1 << 33}, {value(nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, 7), 7},
+		{value(nvml.VALUE_TYPE_SIGNED_LONG_LONG, 1), 1},
+	} {
+		if got, err := fieldNumber(c.value); err != nil || got != c.want {
+			t.Errorf("type %d: %d, %v; want %d", c.value.ValueType, got, err, c.want)
+		}
+	}
+	for _, kind := range []nvml.ValueType{nvml.VALUE_TYPE_DOUBLE, 99} {
+		if got, err := fieldNumber(value(kind, 1)); err == nil {
+			t.Errorf("type %d is read as %d", kind, got)
 		}
 	}
 }

@@ -167,6 +167,7 @@ type fakeGPU struct {
 	links      []fakeLink
 	fabricInfo fabric
 	levels     map[int]int // by index of the other GPU
+	action     int         // of recovery
 	// errs are errors by method.
 	errs map[string]error
 
@@ -176,6 +177,8 @@ type fakeGPU struct {
 	profiles   map[int]profile // by constant
 	instances  []fakeInstance
 	created    int
+	// silent says nothing of the attributes of MIG devices.
+	silent bool
 	// holes are MIG indices that are empty.
 	holes []int
 	procs []process
@@ -211,6 +214,7 @@ func (g *fakeGPU) name() (string, error)         { return g.board, g.errs["name"
 func (g *fakeGPU) minor() (int, error)           { return g.index, g.errs["minor"] }
 func (g *fakeGPU) memory() (uint64, error)       { return uint64(g.memoryMiB) << 20, g.errs["memory"] }
 func (g *fakeGPU) capability() (int, int, error) { return g.major, 0, g.errs["capability"] }
+func (g *fakeGPU) recovery() (int, error)        { return g.action, g.errs["recovery"] }
 func (g *fakeGPU) pci() (pciInfo, error)         { return g.pciInfo, g.errs["pci"] }
 func (g *fakeGPU) fabric() (fabric, error)       { return g.fabricInfo, g.errs["fabric"] }
 func (g *fakeGPU) processes() ([]process, error) { return g.procs, g.errs["processes"] }
@@ -262,8 +266,12 @@ func (g *fakeGPU) placed() []*migDevice {
 			}
 			all = append(all, &migDevice{
 				uuid: fmt.Sprintf("MIG-%s-%d-%d", g.id, in.id, c.id), gi: in.id, ci: c.id,
-				memoryMiB: in.size * g.memoryMiB / 8, giSlices: in.slices, ciSlices: c.slices,
+				memoryMiB:  in.size * g.memoryMiB / 8,
+				attributes: gpu.MIGAttributes{SMs: 14 * c.slices, Slices: in.slices, ComputeSlices: c.slices, CopyEngines: in.slices},
 			})
+			if g.silent {
+				*all[len(all)-1] = migDevice{uuid: all[len(all)-1].uuid, gi: in.id, ci: c.id}
+			}
 		}
 	}
 	return all

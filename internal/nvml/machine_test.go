@@ -257,6 +257,18 @@ func TestSetMIGMode(t *testing.T) {
 	}
 }
 
+// Compute instances of one GPU instance take its slices once.
+func TestCreateMIGBesideAnInstanceWithTwoComputeInstances(t *testing.T) {
+	g := newFakeGPU("a", h100, 1)
+	g.enabled, g.pending = true, true
+	g.cut(5, 0, 4, 4, 2, 2)
+	m := newFake(g).machine(t)
+	if got := read(t, m).GPUs[0].MIG.Devices; len(got) != 2 || got[1].Profile != "2c.4g.40gb" {
+		t.Fatalf("before: %+v", got)
+	}
+	mustDo(t, second(m.CreateMIG("GPU-a", threeAt4)))
+}
+
 func TestCreateMIG(t *testing.T) {
 	g := newFakeGPU("a", h100, 1)
 	m := newFake(g).machine(t)
@@ -264,7 +276,8 @@ func TestCreateMIG(t *testing.T) {
 	g.enabled, g.pending = true, true
 	got, err := m.CreateMIG("GPU-a", threeAt4)
 	mustDo(t, err)
-	want := gpu.MIGDevice{UUID: "MIG-GPU-a-1-0", GI: 1, ProfileID: 9, Profile: "3g.40gb", Placement: gpu.Placement{Start: 4, Size: 4}, MemoryMiB: 40779}
+	want := gpu.MIGDevice{UUID: "MIG-GPU-a-1-0", GI: 1, ProfileID: 9, Profile: "3g.40gb", Placement: gpu.Placement{Start: 4, Size: 4}, MemoryMiB: 40779,
+		Attributes: gpu.MIGAttributes{SMs: 42, Slices: 3, ComputeSlices: 3, CopyEngines: 3}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

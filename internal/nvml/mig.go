@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,23 +31,56 @@ var suffixes = map[int]string{
 // profileName is the catalogue's name of a profile, so that it is the same on all
 // drivers, or else one made as NVIDIA's tools make it. A compute instance that
 // does not fill its GPU instance is named so.
-func profileName(d device, board string, totalMiB, profileID int, raw migDevice) string {
-	name := ""
-	if product := gpu.ProductByName(board); product != nil && product.MIG != nil {
-		if p := product.MIG.ByID(profileID); p != nil {
-			name = p.Name
-		}
-	}
-	if name == "" {
-		name = sizeName(raw.giSlices, raw.memoryMiB, totalMiB)
+func profileName(d device, board string, totalMiB, profileID int, raw *migDevice) string {
+	a := &raw.attributes
+	var name string
+	if _, p := knownProfile(board, profileID); p != nil {
+		name = p.Name
+	} else {
+		name = sizeName(a.Slices, raw.memoryMiB, totalMiB)
 		if constant, ok := constantOf(d, profileID); ok {
 			name += suffixes[constant]
 		}
 	}
-	if raw.ciSlices < raw.giSlices {
-		name = fmt.Sprintf("%dc.%s", raw.ciSlices, name)
+	if a.ComputeSlices > 0 && a.ComputeSlices < a.Slices {
+		name = fmt.Sprintf("%dc.%s", a.ComputeSlices, name)
 	}
 	return name
+}
+
+// knownProfile finds a profile in the catalogue; both results are nil where it is
+// not there.
+func knownProfile(board string, profileID int) (*gpu.Product, *gpu.MIGProfile) {
+	product := gpu.ProductByName(board)
+	if product == nil || product.MIG == nil {
+		return nil, nil
+	}
+	p := product.MIG.ByID(profileID)
+	if p == nil {
+		return nil, nil
+	}
+	return product, p
+}
+
+// complete adds what is known of a MIG device whose attributes the driver does not
+// say: by the catalogue, or else the slices by the driver's list of profiles. How
+// many slices the compute instance has, and so its part of the multiprocessors, is
+// not known then.
+func complete(d device, board string, profileID int, raw *migDevice) {
+	if raw.attributes != (gpu.MIGAttributes{}) {
+		return
+	}
+	if product, p := knownProfile(board, profileID); p != nil {
+		raw.memoryMiB = cmp.Or(raw.memoryMiB, p.MemoryMiB)
+		raw.attributes = product.Attributes(p)
+		raw.attributes.SMs, raw.attributes.ComputeSlices = 0, 0
+		return
+	}
+	if constant, ok := constantOf(d, profileID); ok {
+		if p, err := d.profile(constant); err == nil {
+			raw.attributes.Slices = p.slices
+		}
+	}
 }
 
 // sizeName is "<slices>g.<gigabytes>gb". The memory is rounded up to eighths of
@@ -179,9 +213,16 @@ func create(d device, inst gpu.MIGInstance) (gpu.MIGDevice, error) {
 	if !enabled {
 		return none, fmt.Errorf("MIG mode is off: %w", gpu.ErrInvalid)
 	}
-	state := gpu.MIGState{}
-	if state.Devices, err = readMIGDevices(d, "", 0); err != nil {
+	devices, err := readMIGDevices(d, "", 0)
+	if err != nil {
 		return none, fmt.Errorf("list MIG devices: %w", err)
+	}
+	// Compute instances of one GPU instance are several devices at one place.
+	var state gpu.MIGState
+	for i, have := range devices {
+		if !slices.ContainsFunc(devices[:i], func(m gpu.MIGDevice) bool { return m.GI == have.GI }) {
+			state.Devices = append(state.Devices, have)
+		}
 	}
 	// The driver's own refusal has no reason, so the catalogue speaks first.
 	if table := tableOf(d); table != nil && table.ByID(inst.ProfileID) != nil {

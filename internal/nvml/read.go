@@ -54,7 +54,7 @@ func (m *Machine) read() (gpu.Machine, error) {
 	if err != nil {
 		return gpu.Machine{}, fmt.Errorf("NVIDIA driver: count GPUs: %w", err)
 	}
-	machine := gpu.Machine{Driver: version, GPUs: make([]gpu.GPU, n), Links: gpu.NewLinks(n)}
+	machine := gpu.Machine{Driver: version, Board: m.readBoard(), GPUs: make([]gpu.GPU, n), Links: gpu.NewLinks(n)}
 	if cuda, err := m.driver.cudaVersion(); err == nil {
 		machine.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
 	}
@@ -77,6 +77,16 @@ func (m *Machine) read() (gpu.Machine, error) {
 	// The caller may do with its own what it likes.
 	machine.GPUs = slices.Clone(m.last)
 	return machine, nil
+}
+
+// readBoard is the machine's name in its firmware, "" where there is none, as in
+// some virtual machines.
+func (m *Machine) readBoard() string {
+	text, err := os.ReadFile(filepath.Join(m.sysfs, "class", "dmi", "id", "product_name"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
 }
 
 // lost is a GPU that does not answer, with what was known of it.
@@ -117,6 +127,7 @@ func (m *Machine) readGPU(index int) reading {
 		{"memory", func() error { return readMemory(d, g) }},
 		{"compute capability", func() (err error) { g.Compute.Major, g.Compute.Minor, err = d.capability(); return err }},
 		{"PCI address", func() error { return m.readPCI(d, g) }},
+		{"recovery action", func() error { return readRecovery(d, g) }},
 		{"MIG devices", func() error { return readMIG(d, g) }},
 		{"NVLinks", r.readNVLinks},
 	} {
@@ -138,6 +149,21 @@ func readMemory(d device, g *gpu.GPU) error {
 	return err
 }
 
+// readRecovery takes a driver that does not say what must be done as one that says
+// nothing must. Only the GPU itself being lost is an error. The numbers are NVML's,
+// also those that package gpu has no name for: whatever a driver wants done, the GPU
+// does not work as it should.
+func readRecovery(d device, g *gpu.GPU) error {
+	action, err := d.recovery()
+	switch {
+	case errors.Is(err, gpu.ErrLost):
+		return err
+	case err == nil:
+		g.Recovery = gpu.Recovery(action)
+	}
+	return nil
+}
+
 func (p pciInfo) String() string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", p.domain, p.bus, p.device)
 }
@@ -155,6 +181,12 @@ func (m *Machine) readPCI(d device, g *gpu.GPU) error {
 	if text, err := os.ReadFile(filepath.Join(dir, "numa_node")); err == nil {
 		if node, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && node >= 0 {
 			g.NUMA = node
+		}
+	}
+	// The class has the programming interface in its last byte.
+	if text, err := os.ReadFile(filepath.Join(dir, "class")); err == nil {
+		if class, err := strconv.ParseUint(strings.TrimSpace(string(text)), 0, 24); err == nil {
+			g.PCIClass = uint16(class >> 8)
 		}
 	}
 	// The link leads through the bridges from the root complex down.
@@ -205,10 +237,11 @@ func readMIGDevices(d device, name string, memoryMiB int) ([]gpu.MIGDevice, erro
 		if err != nil {
 			return nil, fmt.Errorf("%d: GPU instance %d: %w", i, raw.gi, err)
 		}
+		complete(d, name, in.profileID, &raw)
 		devices = append(devices, gpu.MIGDevice{
 			Index: len(devices), UUID: raw.uuid, GI: raw.gi, CI: raw.ci,
-			ProfileID: in.profileID, Profile: profileName(d, name, memoryMiB, in.profileID, raw),
-			Placement: gpu.Placement{Start: in.start, Size: in.size}, MemoryMiB: raw.memoryMiB,
+			ProfileID: in.profileID, Profile: profileName(d, name, memoryMiB, in.profileID, &raw),
+			Placement: gpu.Placement{Start: in.start, Size: in.size}, MemoryMiB: raw.memoryMiB, Attributes: raw.attributes,
 		})
 	}
 	return devices, nil

@@ -43,6 +43,9 @@ func sysfs(t *testing.T, root, bus, host, numa string) {
 	if err := os.WriteFile(filepath.Join(folder, "numa_node"), []byte(numa), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(filepath.Join(folder, "class"), []byte("0x030200\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	target := filepath.Join("..", "..", "..", "devices", host, "0000:00:01.0", bus)
 	if err := os.Symlink(target, filepath.Join(links, bus)); err != nil {
 		t.Fatal(err)
@@ -61,14 +64,17 @@ func TestRead(t *testing.T) {
 	m := f.machine(t)
 	sysfs(t, m.sysfs, "0000:10:00.0", "pci0000:0f", "1\n")
 	sysfs(t, m.sysfs, "0000:20:00.0", "pci0000:1f", "-1\n")
-	want := gpu.Machine{Driver: "580.95.05", CUDA: "13.0", Links: gpu.NewLinks(3), GPUs: []gpu.GPU{
+	dmi := filepath.Join(m.sysfs, "class", "dmi", "id")
+	mustDo(t, os.MkdirAll(dmi, 0o755))
+	mustDo(t, os.WriteFile(filepath.Join(dmi, "product_name"), []byte(" PowerEdge R7525 \n"), 0o644))
+	want := gpu.Machine{Driver: "580.95.05", CUDA: "13.0", Board: "PowerEdge R7525", Links: gpu.NewLinks(3), GPUs: []gpu.GPU{
 		{
 			Index: 0, UUID: "GPU-a", Minor: 0, Name: a100, MemoryMiB: 40960, Compute: gpu.ComputeCapability{Major: 8},
-			PCIBusID: "0000:10:00.0", PCIDeviceID: 0x20b0, NUMA: 1, PCIeRoot: "pci0000:0f", NVLinks: 2, MIG: gpu.MIGState{Capable: true},
+			PCIBusID: "0000:10:00.0", PCIDeviceID: 0x20b0, PCIClass: 0x0302, NUMA: 1, PCIeRoot: "pci0000:0f", NVLinks: 2, MIG: gpu.MIGState{Capable: true},
 		},
 		{
 			Index: 1, UUID: "GPU-b", Minor: 1, Name: a100, MemoryMiB: 40960, Compute: gpu.ComputeCapability{Major: 8},
-			PCIBusID: "0000:20:00.0", PCIDeviceID: 0x20b0, NUMA: -1, PCIeRoot: "pci0000:1f", NVLinks: 2, MIG: gpu.MIGState{Capable: true},
+			PCIBusID: "0000:20:00.0", PCIDeviceID: 0x20b0, PCIClass: 0x0302, NUMA: -1, PCIeRoot: "pci0000:1f", NVLinks: 2, MIG: gpu.MIGState{Capable: true},
 		},
 		{
 			Index: 2, UUID: "GPU-c", Minor: 2, Name: t4, MemoryMiB: 15360, Compute: gpu.ComputeCapability{Major: 7},
@@ -314,6 +320,29 @@ func TestNVSwitch(t *testing.T) {
 	}
 }
 
+func TestRecovery(t *testing.T) {
+	for _, c := range []struct {
+		action int
+		err    error
+		want   gpu.Recovery
+		health gpu.HealthState
+	}{
+		{0, nil, gpu.RecoveryNone, gpu.Healthy},
+		{1, nil, gpu.RecoveryReset, gpu.Healthy},
+		{4, nil, gpu.RecoveryDrainReset, gpu.Healthy},
+		{6, nil, gpu.Recovery(6), gpu.Healthy}, // what has no name here is not swallowed
+		{1, gpu.ErrNotSupported, gpu.RecoveryNone, gpu.Healthy},
+		{1, errUnknown, gpu.RecoveryNone, gpu.Healthy},
+		{1, errLost, gpu.RecoveryNone, gpu.Lost},
+	} {
+		g := newFakeGPU("a", h100, 1)
+		g.action, g.errs["recovery"] = c.action, c.err
+		if got := read(t, newFake(g).machine(t)).GPUs[0]; got.Recovery != c.want || got.Health.State != c.health {
+			t.Errorf("action %d, %v: %v, %v; want %v, %v", c.action, c.err, got.Recovery, got.Health, c.want, c.health)
+		}
+	}
+}
+
 func TestMemoryNotSupported(t *testing.T) {
 	g := newFakeGPU("a", "NVIDIA GB10", 1)
 	g.errs["memory"] = gpu.ErrNotSupported
@@ -332,9 +361,12 @@ func TestReadMIG(t *testing.T) {
 	g.holes = []int{1}
 	m := newFake(g).machine(t)
 	want := gpu.MIGState{Capable: true, Enabled: true, Devices: []gpu.MIGDevice{
-		{Index: 0, UUID: "MIG-GPU-a-1-0", GI: 1, ProfileID: 9, Profile: "3g.20gb", Placement: gpu.Placement{Start: 4, Size: 4}, MemoryMiB: 20480},
-		{Index: 1, UUID: "MIG-GPU-a-2-0", GI: 2, ProfileID: 19, Profile: "1g.5gb", Placement: gpu.Placement{Start: 0, Size: 1}, MemoryMiB: 5120},
-		{Index: 2, UUID: "MIG-GPU-a-4-0", GI: 4, ProfileID: 20, Profile: "1g.5gb+me", Placement: gpu.Placement{Start: 1, Size: 1}, MemoryMiB: 5120},
+		{Index: 0, UUID: "MIG-GPU-a-1-0", GI: 1, ProfileID: 9, Profile: "3g.20gb", Placement: gpu.Placement{Start: 4, Size: 4}, MemoryMiB: 20480,
+			Attributes: gpu.MIGAttributes{SMs: 42, Slices: 3, ComputeSlices: 3, CopyEngines: 3}},
+		{Index: 1, UUID: "MIG-GPU-a-2-0", GI: 2, ProfileID: 19, Profile: "1g.5gb", Placement: gpu.Placement{Start: 0, Size: 1}, MemoryMiB: 5120,
+			Attributes: gpu.MIGAttributes{SMs: 14, Slices: 1, ComputeSlices: 1, CopyEngines: 1}},
+		{Index: 2, UUID: "MIG-GPU-a-4-0", GI: 4, ProfileID: 20, Profile: "1g.5gb+me", Placement: gpu.Placement{Start: 1, Size: 1}, MemoryMiB: 5120,
+			Attributes: gpu.MIGAttributes{SMs: 14, Slices: 1, ComputeSlices: 1, CopyEngines: 1}},
 	}}
 	if diff := cmp.Diff(want, read(t, m).GPUs[0].MIG); diff != "" {
 		t.Error(diff)
@@ -356,6 +388,33 @@ func TestReadMIG(t *testing.T) {
 			t.Errorf("%s fails: MIG devices are forgotten:\n%s", method, diff)
 		}
 		g.without(method)
+	}
+}
+
+func TestAttributesNotSupported(t *testing.T) {
+	for _, c := range []struct {
+		name, board string
+		memoryMiB   int
+		want        gpu.MIGDevice
+	}{
+		{"catalogue", a100, 40960, gpu.MIGDevice{
+			ProfileID: 14, Profile: "2g.10gb", MemoryMiB: 9856, Attributes: gpu.MIGAttributes{Slices: 2, CopyEngines: 2, Decoders: 1},
+		}},
+		{"unknown board", "NVIDIA Z1000", 8192, gpu.MIGDevice{
+			ProfileID: 14, Profile: "2g.0gb", Attributes: gpu.MIGAttributes{Slices: 2},
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newFakeGPU("a", c.board, 1)
+			g.migCapable, g.enabled, g.silent, g.memoryMiB = true, true, true, c.memoryMiB
+			g.profiles[1] = profile{14, 2}
+			g.cut(14, 2, 2, 2, 1)
+			got := read(t, newFake(g).machine(t)).GPUs[0]
+			c.want.UUID, c.want.GI, c.want.Placement = "MIG-GPU-a-1-0", 1, gpu.Placement{Start: 2, Size: 2}
+			if diff := cmp.Diff([]gpu.MIGDevice{c.want}, got.MIG.Devices); diff != "" || !got.Health.OK() {
+				t.Errorf("%v\n%s", got.Health, diff)
+			}
+		})
 	}
 }
 
