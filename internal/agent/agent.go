@@ -93,6 +93,8 @@ type agent struct {
 	steering  *steering
 	mig       *migmanager.Manager // nil without apiserver or machine
 	ledger    *deviceplugin.Ledger
+	turns     turns
+	reuse     reuse
 	blocks    blocks
 	// wake makes the next step come now.
 	wake chan struct{}
@@ -152,6 +154,7 @@ func Run(ctx context.Context, o Options) error {
 			return err
 		}
 		a.api, a.publisher = api, newPublisher(api, a.troubles)
+		a.reuse.listPods = api.podsNow
 		a.steering = newSteering(a.NodeName, api.podsNow, a.Log)
 		a.steering.listed = func(err error) {
 			if err != nil {

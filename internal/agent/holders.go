@@ -34,8 +34,9 @@ type kubeletState struct {
 	// id tells one run of the kubelet from the next, "" while it is away.
 	id    string
 	since time.Time
-	// known says that its holders have been read.
+	// known says that its holders have been read, and asked when that was last tried.
 	known bool
+	asked time.Time
 	// silent is since when its pod-resources API has failed, zero while it works.
 	silent time.Time
 }
@@ -69,6 +70,16 @@ func (a *agent) readHolders(ctx context.Context, now time.Time) {
 	if a.kubelet.id == "" {
 		return // it gives nothing to anybody now
 	}
+	if a.kubelet.known {
+		end := a.turns.ask(ctx)
+		if end == nil && now.Sub(a.kubelet.asked) < holdersPatience {
+			return // it gives devices all the time; the last answer stands for a while
+		}
+		if end != nil {
+			defer end()
+		}
+	}
+	a.kubelet.asked = now
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	list, listErr := podresources.List(ctx, a.podResourcesSocket())
@@ -155,12 +166,18 @@ func (a *agent) setHolders(now time.Time, holders []kube.Holder) {
 		return twice
 	})
 	inLedger := make([]deviceplugin.Holder, len(holders))
+	by := make([]heldBy, len(holders))
 	a.holders, a.held = holders, a.held[:0]
 	for i, h := range holders {
+		by[i].Holder = h
+		if pod := a.api.podNamed(h.Namespace, h.Pod); pod != nil {
+			by[i].uid = pod.UID
+		}
 		inLedger[i] = deviceplugin.Holder{Resource: h.Resource, Device: h.Device, GPU: h.GPU}
 		a.held = append(a.held, h.Device.Base)
 	}
 	a.ledger.SetHolders(now, inLedger)
+	a.reuse.holders.Store(&by)
 	slices.Sort(a.held)
 	a.held = slices.Compact(a.held)
 }

@@ -61,16 +61,19 @@ type handler struct {
 	*deviceplugin.Allocator
 	resource string
 	// wish names the devices that a plan wants, nil for none.
-	wish func(ctx context.Context, resource string, available, required []string, size int) []string
-	kick func()
+	wish  func(ctx context.Context, resource string, available, required []string, size int) []string
+	kick  func()
+	turns *turns
 }
 
 func (h handler) Prefer(ctx context.Context, available, required []string, size int) []string {
+	defer h.turns.answer(ctx)()
 	return h.PreferWith(h.wish(ctx, h.resource, available, required, size), available, required, size)
 }
 
 func (h handler) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	defer h.kick()
+	defer h.turns.answer(ctx)()
 	return h.Allocator.Allocate(ctx, ids)
 }
 
@@ -83,6 +86,9 @@ func (a *agent) serve(ctx context.Context, now time.Time) {
 		r := &a.plan.Resources[i]
 		wanted[r.Name] = true
 		config := deviceplugin.Config{Machine: a.machine, Resource: r, Flags: a.config.current.Flags, ProcRoot: a.ProcRoot}
+		if a.api != nil {
+			config.Reuse = a.reuse.check
+		}
 		s := a.servers[r.Name]
 		if s == nil {
 			s = &served{allocator: deviceplugin.NewAllocator(a.ledger, config)}
@@ -138,7 +144,7 @@ const registration = "registration of "
 // register starts a new server for a resource, on a socket of its own.
 func (a *agent) register(ctx context.Context, name string, s *served, devices []deviceplugin.Device, now time.Time) {
 	server := deviceplugin.New(deviceplugin.Options{
-		Resource: name, Dir: a.devicePlugins(), Handler: handler{s.allocator, name, a.wish, a.kick}, Log: a.Log,
+		Resource: name, Dir: a.devicePlugins(), Handler: handler{s.allocator, name, a.wish, a.kick, &a.turns}, Log: a.Log,
 	})
 	server.Update(devices)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

@@ -27,6 +27,12 @@ type Config struct {
 	// "/proc". "" is for a machine without a driver, whose MIG devices have no
 	// capability nodes.
 	ProcRoot string
+	// Reuse says why devices that are in use under the same resource must not be given
+	// now; nil where they may. The kubelet gives the devices of an init container to
+	// the containers after it, and gives those of a pod that has just ended; but it can
+	// also lose count of a device and give it twice (see the ADR on devices given
+	// twice). Where Reuse is nil they may.
+	Reuse func(ctx context.Context, resource string, ids []gpu.DeviceID) error
 }
 
 // Allocator chooses and gives the devices of one resource. It is safe for
@@ -99,7 +105,8 @@ func (a *Allocator) Set(c Config) {
 // Prefer returns the devices that the kubelet should give: all of required and
 // as many others of available as make up size, none twice. It returns fewer only
 // where fewer are offered, and it never fails. Devices that are unknown,
-// unhealthy or withheld come last: Allocate will refuse them, but with a reason.
+// unhealthy or withheld come last: Allocate will refuse them, but with a reason. So
+// do devices that are in use already.
 //
 // Slots are chosen by flags.plugin.sharedDevicesAllocationPolicy. Of MIG devices
 // those come first whose GPU is the most used already, whatever the policy: so
@@ -120,6 +127,14 @@ func (a *Allocator) PreferWith(wish, available, required []string, size int) []s
 		return nil
 	}
 	withheld := a.ledger.withheldOf(c.Resource)
+	if withheld == nil {
+		withheld = make(map[gpu.DeviceID]string)
+	}
+	for _, id := range a.ledger.InUseAlready(c.Resource, c.Resource.Devices) {
+		if !slices.Contains(required, id.String()) {
+			withheld[id] = "it is in use"
+		}
+	}
 	if c.grantable(withheld, wish, available, required, size) {
 		return slices.Clone(wish)
 	}
@@ -246,7 +261,7 @@ func (c *indexed) byMIGDevice(good []int, required []string) []int {
 // Allocate reserves the devices and returns how the container gets them. The
 // error says, for the events of a pod, which device cannot be given and why, or
 // which setting of the configuration stands against it.
-func (a *Allocator) Allocate(_ context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+func (a *Allocator) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	c := &a.c
@@ -280,6 +295,11 @@ func (a *Allocator) Allocate(_ context.Context, ids []string) (*pluginapi.Contai
 	response, err := c.response(devices, a.exists)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Resource.Name, err)
+	}
+	if used := a.ledger.InUseAlready(c.Resource, devices); len(used) > 0 && c.Reuse != nil {
+		if err := c.Reuse(ctx, c.Resource.Name, used); err != nil {
+			return nil, fmt.Errorf("%s: %w", c.Resource.Name, err)
+		}
 	}
 	// Last, so that what fails above leaves no reservation.
 	if err := a.ledger.Reserve(a.now(), c.Resource, devices); err != nil {

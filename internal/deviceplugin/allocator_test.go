@@ -2,7 +2,9 @@ package deviceplugin
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -12,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -306,6 +309,74 @@ func TestAllocateReserves(t *testing.T) {
 	}
 	if got := shared.Prefer(idsOf(shared.c.Resource), nil, 1); !cmp.Equal(got, []string{"GPU-a::0"}) {
 		t.Errorf("Prefer = %v; want the GPU that is not exclusive, before any list was sent", got)
+	}
+}
+
+func TestADeviceInUseIsGivenOnlyWithLeave(t *testing.T) {
+	m := machineOf(1)
+	l := NewLedger()
+	c := configOf(m, resourceOf(m, "gpu", 3))
+	var asked []string
+	var refusal error
+	c.Reuse = func(_ context.Context, resource string, ids []gpu.DeviceID) error {
+		for _, id := range ids {
+			asked = append(asked, resource+" "+id.String())
+		}
+		return refusal
+	}
+	a := NewAllocator(l, c)
+	now := time.Now()
+	a.now = func() time.Time { return now }
+	give := func(ids ...string) error {
+		asked = nil
+		_, err := a.Allocate(t.Context(), ids)
+		return err
+	}
+	if err := give("GPU-a::0"); err != nil || asked != nil {
+		t.Fatalf("a free device: %v, asked about %q", err, asked)
+	}
+	refusal = errors.New("it runs")
+	if err := give("GPU-a::0", "GPU-a::1"); !errors.Is(err, refusal) || !cmp.Equal(asked, []string{"gpu GPU-a::0"}) {
+		t.Errorf("reserved a moment ago: %v, asked about %q", err, asked)
+	}
+	if err := give("GPU-a::1"); err != nil || asked != nil {
+		t.Errorf("what was refused is still free, but: %v, asked about %q", err, asked)
+	}
+	slot := func(i int) Holder {
+		return Holder{Resource: "gpu", Device: gpu.DeviceID{Base: "GPU-a", Slot: i}, GPU: "GPU-a"}
+	}
+	l.SetHolders(now.Add(10*time.Second), []Holder{slot(2)})
+	if err := give("GPU-a::2"); !errors.Is(err, refusal) || !cmp.Equal(asked, []string{"gpu GPU-a::2"}) {
+		t.Errorf("held: %v, asked about %q", err, asked)
+	}
+	if err := give("GPU-a::0"); err != nil || asked != nil {
+		t.Errorf("reserved once, and the kubelet had time to say by whom: %v, asked about %q", err, asked)
+	}
+	refusal = nil
+	if err := give("GPU-a::2"); err != nil || !cmp.Equal(asked, []string{"gpu GPU-a::2"}) {
+		t.Errorf("held, with leave: %v, asked about %q", err, asked)
+	}
+}
+
+func TestPreferPutsWhatIsInUseLast(t *testing.T) {
+	m := machineOf(2)
+	l := NewLedger()
+	a := NewAllocator(l, configOf(m, resourceOf(m, "gpu", 1)))
+	l.SetHolders(time.Now(), []Holder{{Resource: "gpu", Device: gpu.DeviceID{Base: "GPU-a", Slot: gpu.NoSlot}, GPU: "GPU-a"}})
+	available := []string{"GPU-a", "GPU-b"}
+	for _, test := range []struct {
+		wish, required []string
+		size           int
+		want           []string
+	}{
+		{nil, nil, 1, []string{"GPU-b"}},
+		{[]string{"GPU-a"}, nil, 1, []string{"GPU-b"}},
+		{nil, nil, 2, []string{"GPU-b", "GPU-a"}},
+		{nil, []string{"GPU-a"}, 1, []string{"GPU-a"}},
+	} {
+		if got := a.PreferWith(test.wish, available, test.required, test.size); !cmp.Equal(got, test.want) {
+			t.Errorf("PreferWith(%v, %v, %v, %d) = %v, want %v", test.wish, available, test.required, test.size, got, test.want)
+		}
 	}
 }
 

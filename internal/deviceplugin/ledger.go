@@ -50,6 +50,8 @@ type Ledger struct {
 	uses map[string]gpuUse // by the UUID of the GPU
 	// blocked are the reasons why GPUs and MIG devices get no new use.
 	blocked map[string]string
+	// asked is the moment of the last SetHolders.
+	asked time.Time
 }
 
 // gpuUse is what is in use of one GPU: the slots, or gpu.NoSlot, of each view.
@@ -88,6 +90,7 @@ func (l *Ledger) SetHolders(asked time.Time, holders []Holder) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := l.uses
+	l.asked = asked
 	l.uses = make(map[string]gpuUse)
 	for _, h := range holders {
 		l.set(h.GPU, viewOf(h.Resource, h.Device), h.Device.Slot, use{held: true})
@@ -138,6 +141,25 @@ func (l *Ledger) Reserve(now time.Time, r *sharing.Resource, devices []sharing.D
 		l.set(d.GPU, v, d.ID.Slot, use{held: u.held, reserved: now})
 	}
 	return nil
+}
+
+// confirmAfter is how long after a reservation the kubelet surely names its holder.
+const confirmAfter = time.Second
+
+// InUseAlready lists those of the devices that are in use under the resource
+// already: they have a holder, or were reserved and the kubelet had no time to name
+// the holder yet. See the field Reuse of Config.
+func (l *Ledger) InUseAlready(r *sharing.Resource, devices []sharing.Device) []gpu.DeviceID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var used []gpu.DeviceID
+	for _, d := range devices {
+		u := l.uses[d.GPU][viewOf(r.Name, d.ID)][d.ID.Slot]
+		if u.held || !u.reserved.IsZero() && l.asked.Sub(u.reserved) < confirmAfter {
+			used = append(used, d.ID)
+		}
+	}
+	return used
 }
 
 // SetBlocked replaces the GPUs and MIG devices, by UUID, that get no new use,
