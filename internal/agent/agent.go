@@ -21,6 +21,7 @@ import (
 	"github.com/ashlar-gpu/ashlar/internal/health"
 	"github.com/ashlar-gpu/ashlar/internal/kube"
 	"github.com/ashlar-gpu/ashlar/internal/migmanager"
+	"github.com/ashlar-gpu/ashlar/internal/podresources"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
 
@@ -154,7 +155,9 @@ func Run(ctx context.Context, o Options) error {
 			return err
 		}
 		a.api, a.publisher = api, newPublisher(api, a.troubles)
-		a.reuse.listPods = api.podsNow
+		a.reuse = reuse{listPods: api.podsNow, checkpoint: func() ([]podresources.Entry, error) {
+			return podresources.Checkpoint(a.devicePlugins())
+		}}
 		a.steering = newSteering(a.NodeName, api.podsNow, a.Log)
 		a.steering.listed = func(err error) {
 			if err != nil {

@@ -166,18 +166,12 @@ func (a *agent) setHolders(now time.Time, holders []kube.Holder) {
 		return twice
 	})
 	inLedger := make([]deviceplugin.Holder, len(holders))
-	by := make([]heldBy, len(holders))
 	a.holders, a.held = holders, a.held[:0]
 	for i, h := range holders {
-		by[i].Holder = h
-		if pod := a.api.podNamed(h.Namespace, h.Pod); pod != nil {
-			by[i].uid = pod.UID
-		}
 		inLedger[i] = deviceplugin.Holder{Resource: h.Resource, Device: h.Device, GPU: h.GPU}
 		a.held = append(a.held, h.Device.Base)
 	}
 	a.ledger.SetHolders(now, inLedger)
-	a.reuse.holders.Store(&by)
 	slices.Sort(a.held)
 	a.held = slices.Compact(a.held)
 }

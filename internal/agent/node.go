@@ -212,12 +212,17 @@ func (n *nodeAPI) podEvent(pod *corev1.Pod, kind, reason, format string, args ..
 // one that its mirror is annotated with.
 func (n *nodeAPI) podOf(uid string) *corev1.Pod {
 	for _, pod := range cached[*corev1.Pod](n.pods) {
-		static, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
-		if string(pod.UID) == uid || mirror && static == uid {
+		if known(pod, uid) {
 			return pod
 		}
 	}
 	return nil
+}
+
+// known says whether the kubelet knows the pod by the UID.
+func known(pod *corev1.Pod, uid string) bool {
+	static, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return string(pod.UID) == uid || mirror && static == uid
 }
 
 // podNamed finds a pod by its name, nil where it is not known.

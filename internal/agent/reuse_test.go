@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
-	"github.com/ashlar-gpu/ashlar/internal/kube"
+	"github.com/ashlar-gpu/ashlar/internal/podresources"
 )
 
 var (
@@ -60,45 +60,49 @@ func startedBefore(d time.Duration) func(*corev1.Pod) {
 	}
 }
 
-func withContainer(p *corev1.Pod) {
-	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main"}}
+func mirrorOf(uid string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: uid} }
 }
 
-func heldBySlot(pod string) heldBy {
-	return heldBy{Holder: kube.Holder{Namespace: "ns", Pod: pod, Container: "main", Resource: "nvidia.com/gpu", Device: usedSlot, GPU: "GPU-a"}}
+// noted is an entry of the kubelet's checkpoint that says that the pod has the slot.
+func noted(pod string) podresources.Entry {
+	return podresources.Entry{PodUID: "uid-" + pod, Container: "main", Resource: "nvidia.com/gpu", Devices: []string{"GPU-z", usedSlot.String()}}
+}
+
+func entries(of ...podresources.Entry) func() ([]podresources.Entry, error) {
+	return func() ([]podresources.Entry, error) { return of, nil }
 }
 
 func TestADeviceInUseIsGivenAgainOnlyWhereItsHolderHasEnded(t *testing.T) {
-	uid := func(h heldBy, uid string) heldBy { h.uid = types.UID(uid); return h }
-	other := heldBySlot("p")
-	other.Resource = "nvidia.com/gpu.shared"
+	otherResource, otherDevice := noted("p"), noted("p")
+	otherResource.Resource = "nvidia.com/gpu.shared"
+	otherDevice.Devices = []string{"GPU-a::1", "GPU-a"}
+	type noteds = []podresources.Entry
 	for _, test := range []struct {
 		name    string
-		holders []heldBy
+		entries noteds
 		pods    []*corev1.Pod
 		refused string // part of the error
 	}{
-		{"it runs", []heldBy{heldBySlot("p")}, []*corev1.Pod{asking("p", corev1.PodRunning)}, "held by container main of pod ns/p"},
-		{"it waits for its image", []heldBy{heldBySlot("p")}, []*corev1.Pod{asking("p", corev1.PodPending)}, "pod ns/p"},
-		{"it runs and had an init container", []heldBy{heldBySlot("p")}, []*corev1.Pod{asking("p", corev1.PodRunning, withInit("nvidia.com/gpu"))}, "pod ns/p"},
-		{"it is gone", []heldBy{heldBySlot("p")}, []*corev1.Pod{asking("q", corev1.PodRunning)}, ""},
-		{"it has ended", []heldBy{heldBySlot("p")}, []*corev1.Pod{asking("p", corev1.PodSucceeded)}, ""},
-		{"it has failed", []heldBy{heldBySlot("p")}, []*corev1.Pod{asking("p", corev1.PodFailed)}, ""},
-		{"one of two has ended", []heldBy{heldBySlot("p"), heldBySlot("q")}, []*corev1.Pod{asking("p", corev1.PodFailed), asking("q", corev1.PodRunning)}, "pod ns/q"},
-		{"another pod has its name now", []heldBy{uid(heldBySlot("p"), "uid-before")}, []*corev1.Pod{asking("p", corev1.PodPending)}, ""},
-		{"its own init container", []heldBy{heldBySlot("p")}, []*corev1.Pod{asking("p", corev1.PodPending, withInit("nvidia.com/gpu"))}, ""},
-		{"an init container long ago", []heldBy{heldBySlot("p")}, []*corev1.Pod{asking("p", corev1.PodPending, withInit("nvidia.com/gpu"), startedBefore(time.Minute))}, "pod ns/p"},
-		{"an init container of another resource", []heldBy{heldBySlot("p")}, []*corev1.Pod{asking("p", corev1.PodPending, withInit("nvidia.com/other"))}, "pod ns/p"},
-		{"a sidecar keeps what it has", []heldBy{heldBySlot("p")}, []*corev1.Pod{asking("p", corev1.PodPending, withSidecar)}, "pod ns/p"},
-		{"the holder is of another resource", []heldBy{other}, []*corev1.Pod{asking("p", corev1.PodRunning)}, "a moment ago"},
-		{"nobody is known yet", nil, []*corev1.Pod{asking("p", corev1.PodPending)}, "a moment ago"},
-		{"nobody is known yet, and a pod passes it on", nil, []*corev1.Pod{asking("p", corev1.PodPending, withInit("nvidia.com/gpu"))}, ""},
-		{"nobody is known yet, and a pod was refused", nil, []*corev1.Pod{asking("p", corev1.PodFailed, startedBefore(time.Second))}, ""},
-		{"nobody is known yet, and a pod was refused long ago", nil, []*corev1.Pod{asking("p", corev1.PodFailed, startedBefore(time.Minute))}, "a moment ago"},
-		{"nobody is known yet, and a pod has failed in the end", nil, []*corev1.Pod{asking("p", corev1.PodFailed, withContainer, startedBefore(time.Second))}, "a moment ago"},
+		{"it runs", noteds{noted("p")}, []*corev1.Pod{asking("p", corev1.PodRunning)}, "held by container main of pod ns/p"},
+		{"it waits for its image", noteds{noted("p")}, []*corev1.Pod{asking("p", corev1.PodPending)}, "pod ns/p"},
+		{"it runs and had an init container", noteds{noted("p")}, []*corev1.Pod{asking("p", corev1.PodRunning, withInit("nvidia.com/gpu"))}, "pod ns/p"},
+		{"it is gone", noteds{noted("p")}, []*corev1.Pod{asking("q", corev1.PodRunning)}, ""},
+		{"it has ended", noteds{noted("p")}, []*corev1.Pod{asking("p", corev1.PodSucceeded)}, ""},
+		{"it has failed", noteds{noted("p")}, []*corev1.Pod{asking("p", corev1.PodFailed)}, ""},
+		{"one of two has ended", noteds{noted("p"), noted("q")}, []*corev1.Pod{asking("p", corev1.PodFailed), asking("q", corev1.PodRunning)}, "pod ns/q"},
+		{"another pod has its name now", noteds{noted("before")}, []*corev1.Pod{asking("p", corev1.PodPending)}, ""},
+		{"a static pod runs", noteds{noted("static")}, []*corev1.Pod{asking("p", corev1.PodRunning, mirrorOf("uid-static"))}, "pod ns/p"},
+		{"its own init container", noteds{noted("p")}, []*corev1.Pod{asking("p", corev1.PodPending, withInit("nvidia.com/gpu"))}, ""},
+		{"an init container long ago", noteds{noted("p")}, []*corev1.Pod{asking("p", corev1.PodPending, withInit("nvidia.com/gpu"), startedBefore(time.Minute))}, "pod ns/p"},
+		{"an init container of another resource", noteds{noted("p")}, []*corev1.Pod{asking("p", corev1.PodPending, withInit("nvidia.com/other"))}, "pod ns/p"},
+		{"a sidecar keeps what it has", noteds{noted("p")}, []*corev1.Pod{asking("p", corev1.PodPending, withSidecar)}, "pod ns/p"},
+		{"the holder is of another resource", noteds{otherResource}, []*corev1.Pod{asking("p", corev1.PodRunning)}, ""},
+		{"the holder has other devices", noteds{otherDevice}, []*corev1.Pod{asking("p", corev1.PodRunning)}, ""},
+		{"the kubelet was lost before it noted anything", nil, []*corev1.Pod{asking("p", corev1.PodPending)}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			err := mayReuse(reuseNow, test.pods, test.holders, "nvidia.com/gpu", usedSlot)
+			err := mayReuse(reuseNow, test.pods, test.entries, "nvidia.com/gpu", usedSlot)
 			if (err == nil) != (test.refused == "") || err != nil && !strings.Contains(err.Error(), test.refused) {
 				t.Errorf("error is %v, want %q", err, test.refused)
 			}
@@ -111,37 +115,41 @@ func TestADeviceInUseIsGivenAgainOnlyWhereItsHolderHasEnded(t *testing.T) {
 
 func TestTheApiserverHasTimeToHearThatThePodHasEnded(t *testing.T) {
 	asked := 0
-	r := reuse{listPods: func(context.Context) ([]*corev1.Pod, error) {
+	r := reuse{checkpoint: entries(noted("p")), listPods: func(context.Context) ([]*corev1.Pod, error) {
 		asked++
 		if asked < 3 {
 			return []*corev1.Pod{asking("p", corev1.PodRunning)}, nil
 		}
 		return []*corev1.Pod{asking("p", corev1.PodSucceeded)}, nil
 	}}
-	r.holders.Store(&[]heldBy{heldBySlot("p")})
 	if err := r.check(t.Context(), "nvidia.com/gpu", []gpu.DeviceID{usedSlot}); err != nil || asked != 3 {
 		t.Errorf("asked %d times, error is %v", asked, err)
 	}
 }
 
-func TestWithoutAnAnswerOfTheApiserverNothingIsGivenTwice(t *testing.T) {
+func TestWhereNobodySaysWhoHoldsADeviceItIsNotGivenAgain(t *testing.T) {
 	away := errors.New("away")
-	r := reuse{listPods: func(context.Context) ([]*corev1.Pod, error) { return nil, away }}
-	if err := r.check(t.Context(), "nvidia.com/gpu", []gpu.DeviceID{usedSlot}); !errors.Is(err, away) || !strings.Contains(err.Error(), "GPU-a::2") {
-		t.Errorf("error is %v", err)
+	running := func(context.Context) ([]*corev1.Pod, error) { return nil, nil }
+	for name, r := range map[string]reuse{
+		"apiserver": {checkpoint: entries(), listPods: func(context.Context) ([]*corev1.Pod, error) { return nil, away }},
+		"kubelet":   {checkpoint: func() ([]podresources.Entry, error) { return nil, away }, listPods: running},
+	} {
+		err := r.check(t.Context(), "nvidia.com/gpu", []gpu.DeviceID{usedSlot})
+		if !errors.Is(err, away) || !strings.Contains(err.Error(), "GPU-a::2") || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: error is %v", name, err)
+		}
 	}
 }
 
 func TestEveryDeviceInUseIsJudged(t *testing.T) {
-	r := reuse{listPods: func(context.Context) ([]*corev1.Pod, error) {
+	second := noted("q")
+	second.Devices = []string{"GPU-b"}
+	r := reuse{checkpoint: entries(noted("p"), second), listPods: func(context.Context) ([]*corev1.Pod, error) {
 		return []*corev1.Pod{asking("p", corev1.PodSucceeded), asking("q", corev1.PodRunning)}, nil
 	}}
-	second := heldBySlot("q")
-	second.Device = gpu.DeviceID{Base: "GPU-b", Slot: gpu.NoSlot}
-	r.holders.Store(&[]heldBy{heldBySlot("p"), second})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // the wait is not what is tested
-	ids := []gpu.DeviceID{usedSlot, second.Device}
+	ids := []gpu.DeviceID{usedSlot, {Base: "GPU-b", Slot: gpu.NoSlot}}
 	for range 2 {
 		if err := r.check(ctx, "nvidia.com/gpu", ids); err == nil || !strings.Contains(err.Error(), "GPU-b is held by container main of pod ns/q") {
 			t.Errorf("error is %v", err)

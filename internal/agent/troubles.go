@@ -43,10 +43,3 @@ func (t *troubles) over(part string) {
 		t.log.Info("recovered", "part", part)
 	}
 }
-
-// of is the trouble with a part, "" for none.
-func (t *troubles) of(part string) string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.now[part]
-}
