@@ -364,31 +364,44 @@ func (c *cluster) assertGiven(node string, slots int) {
 			c.t.Errorf("node %s: %s was given to %d pods, %d at most: %v", node, name, len(pods), slots, pods)
 		}
 	}
-	// The kubelet does not list all pods at one moment, so one that ends and one that
-	// takes its place can both be in a list. Not in two lists.
+	// The kubelet does not list all pods at one moment, and lists a pod that has ended
+	// until it has cleaned up after it. Its devices are given on before that, rightly.
 	before := c.heldTwice(node)
 	if len(before) == 0 {
 		return
 	}
 	for id, pods := range c.heldTwice(node) {
-		if before[id] == pods {
-			c.t.Errorf("node %s: %s is held by %s", node, id, pods)
+		if before[id] == pods && c.alive(pods[0]) && c.alive(pods[1]) {
+			c.t.Errorf("node %s: %s is held by %s and %s", node, id, pods[0], pods[1])
 		}
 	}
 }
 
+// alive tells whether the apiserver knows a pod that has not ended.
+func (c *cluster) alive(name string) bool {
+	c.t.Helper()
+	got, err := c.client.CoreV1().Pods("default").Get(c.t.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return got.Status.Phase != corev1.PodSucceeded && got.Status.Phase != corev1.PodFailed
+}
+
 // heldTwice lists devices that the kubelet says two pods hold, with the pods.
-func (c *cluster) heldTwice(node string) map[string]string {
+func (c *cluster) heldTwice(node string) map[string][2]string {
 	held, err := c.holders(node)
 	if err != nil {
 		return nil // the kubelet is on its way back; what containers were given tells
 	}
-	twice := make(map[string]string)
+	twice := make(map[string][2]string)
 	seen := make(map[string]string)
 	for _, h := range held {
 		for _, id := range h.Devices {
 			if other, again := seen[id]; again {
-				twice[id] = other + " and " + h.Pod
+				twice[id] = [2]string{other, h.Pod}
 			}
 			seen[id] = h.Pod
 			if _, err := gpu.ParseDeviceID(id); err != nil {
