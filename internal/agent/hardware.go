@@ -144,16 +144,7 @@ func (a *agent) readMachine(ctx context.Context, now time.Time) {
 	select {
 	case read := <-r.result:
 		r.began, r.ended, r.taken, news = time.Time{}, now, read.number, false
-		err := read.err
-		if err == nil {
-			err = read.machine.Validate()
-		}
-		if err == nil {
-			a.well("driver")
-			a.judge(now, &read.machine)
-		} else {
-			a.driverFailed(now, err)
-		}
+		a.takeReading(now, &read.machine, read.err)
 	default:
 		if !r.began.IsZero() && now.Sub(r.began) > readTimeout {
 			a.driverFailed(now, fmt.Errorf("a reading takes longer than %s", readTimeout))
@@ -175,6 +166,19 @@ func (a *agent) readMachine(ctx context.Context, now time.Time) {
 		result <- reading{number, m, err}
 		a.kick()
 	}()
+}
+
+// takeReading makes a reading the machine, unless it failed.
+func (a *agent) takeReading(now time.Time, m *gpu.Machine, err error) {
+	if err == nil {
+		err = m.Validate()
+	}
+	if err != nil {
+		a.driverFailed(now, err)
+		return
+	}
+	a.well("driver")
+	a.judge(now, m)
 }
 
 // driverFailed counts every GPU as lost.
