@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ashlar-gpu/ashlar/internal/agent"
+	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/machine"
 	"github.com/ashlar-gpu/ashlar/internal/visible"
 )
@@ -84,29 +86,31 @@ func (v *validation) look() (visible.Seen, error) {
 		return visible.Seen{}, err
 	}
 	seen := visible.Seen{Nodes: nodes}
-	if v.machineDir == "" {
-		hardware, err := openDriver()
+	open := openDriver
+	if v.machineDir != "" {
+		simulated, err := machine.Open(v.machineDir)
 		if err != nil {
-			seen.Driver = err.Error()
-			return seen, nil
+			return seen, err
 		}
-		m, err := readOnce(hardware)
-		if err != nil {
-			seen.Driver = err.Error()
-			return seen, nil
-		}
+		open = func() (agent.Hardware, error) { return simulated, nil }
+	}
+	m, failed := readWith(open)
+	switch {
+	case failed != nil: // a driver that cannot be read is a finding
+		seen.Driver = failed.Error()
+	case v.machineDir == "":
 		seen.GPUs = m.GPUs
-		return seen, nil
+	default:
+		seen.GPUs, err = visible.Simulated(m, v.name, nodes)
 	}
-	simulated, err := machine.Open(v.machineDir)
-	if err != nil {
-		return seen, err
-	}
-	m, err := readOnce(simulated)
-	if err != nil {
-		seen.Driver = err.Error()
-		return seen, nil
-	}
-	seen.GPUs, err = visible.Simulated(m, v.name, nodes)
 	return seen, err
+}
+
+// readWith opens a machine and reads it.
+func readWith(open func() (agent.Hardware, error)) (*gpu.Machine, error) {
+	hardware, err := open()
+	if err != nil {
+		return nil, err
+	}
+	return readOnce(hardware)
 }

@@ -108,20 +108,10 @@ func (a *agent) readHolders(ctx context.Context, now time.Time) {
 	for _, l := range list {
 		holders = append(holders, a.holdersOf(l)...)
 	}
-	for _, e := range entries {
-		// Without an apiserver nothing tells an entry of a pod that has ended, so
-		// entries count only where the list does not answer or not for all pods yet.
-		counts := listErr != nil || now.Sub(a.kubelet.since) < syncPatience
-		allocation := podresources.Allocation{Container: e.Container, Resource: e.Resource, Devices: e.Devices}
-		if a.api != nil {
-			counts = a.api.alive(e.PodUID)
-			if pod := a.api.podOf(e.PodUID); pod != nil {
-				allocation.Namespace, allocation.Pod = pod.Namespace, pod.Name
-			}
-		}
-		if counts {
-			holders = append(holders, a.holdersOf(allocation)...)
-		}
+	// Without an apiserver nothing tells an entry of a pod that has ended, so entries
+	// count only where the list does not answer or not for all pods yet.
+	if a.api != nil || listErr != nil || now.Sub(a.kubelet.since) < syncPatience {
+		holders = append(holders, a.holdersInCheckpoint(entries)...)
 	}
 	a.setHolders(now, holders)
 	a.kubelet.known = true
@@ -137,6 +127,24 @@ func (a *agent) readHolders(ctx context.Context, now time.Time) {
 	case now.Sub(a.kubelet.since) > syncPatience:
 		a.trouble("pods", "the apiserver does not list the pods of this node; devices of pods that ended may be withheld")
 	}
+}
+
+// holdersInCheckpoint are the holds of the pods that have not ended.
+func (a *agent) holdersInCheckpoint(entries []podresources.Entry) []kube.Holder {
+	var holders []kube.Holder
+	for _, e := range entries {
+		allocation := podresources.Allocation{Container: e.Container, Resource: e.Resource, Devices: e.Devices}
+		if a.api != nil {
+			if !a.api.alive(e.PodUID) {
+				continue
+			}
+			if pod := a.api.podOf(e.PodUID); pod != nil {
+				allocation.Namespace, allocation.Pod = pod.Namespace, pod.Name
+			}
+		}
+		holders = append(holders, a.holdersOf(allocation)...)
+	}
+	return holders
 }
 
 // holdersOf are the holds of an allocation on devices of this node. Devices of

@@ -132,7 +132,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		return fmt.Errorf("role of the controller: %w", err)
 	}
 	if err := c.installCRDs(ctx); err != nil {
-		return fmt.Errorf("Ashlar's own kinds: %w", err)
+		return fmt.Errorf("the kinds of Ashlar: %w", err)
 	}
 	if err := c.procs.start(ctx, command{name: "kube-controller-manager", path: c.options.Binaries["kube-controller-manager"], args: []string{
 		"--kubeconfig=" + c.path("controller-manager.kubeconfig"), "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", kcmPort),

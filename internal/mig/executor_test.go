@@ -208,12 +208,11 @@ func (s *scene) check(t fataler, dir, when string) (done bool) {
 
 // replay makes the same scene again.
 func (s *scene) replay(t fataler) *scene {
-	product := ""
 	read, err := s.machine.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
-	product = read.GPUs[0].Name
+	product := read.GPUs[0].Name
 	again := *s
 	again.machine = cutGPU(t, product, s.change.Before.Enabled, s.change.Before.Instances)
 	return &again

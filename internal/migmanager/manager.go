@@ -251,7 +251,9 @@ func (m *Manager) targets(facts Facts, config string, demand bool) ([]*mig.Targe
 		}
 		return targets, string(key), nil
 	}
-	file, text, err := m.ConfigFile, []byte(nil), error(nil)
+	var text []byte
+	var err error
+	file := m.ConfigFile
 	if file == "" {
 		file = "the configs generated for this machine"
 		text, err = mig.Generate(facts.Machine)
@@ -301,9 +303,9 @@ func (m *Manager) tell(ctx context.Context, facts Facts, again time.Duration) ti
 	if state := string(s.State); facts.Labels[labelState] != state {
 		labels[labelState] = &state
 	}
-	switch {
-	case s.Reason == facts.Reason:
-	case s.Reason == "":
+	switch s.Reason {
+	case facts.Reason:
+	case "":
 		annotations[v1alpha1.AnnotationMIGReason] = nil
 	default:
 		annotations[v1alpha1.AnnotationMIGReason] = &s.Reason
