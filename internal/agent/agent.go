@@ -135,14 +135,7 @@ type agent struct {
 // cannot begin: a driver that does not answer while the config says
 // failOnInitError, or folders that cannot be used.
 func Run(ctx context.Context, o Options) error {
-	a := &agent{
-		Options: o, ledger: deviceplugin.NewLedger(), wake: make(chan struct{}, 1),
-		parents: make(map[string]string), servers: make(map[string]*served),
-	}
-	a.troubles = &troubles{log: o.Log, now: make(map[string]string), event: func(format string, args ...any) {
-		a.api.event(corev1.EventTypeWarning, reasonDegraded, format, args...)
-	}}
-	a.blocks.ledger = a.ledger
+	a := newAgent(o)
 	if a.Override == nil {
 		a.Override = func(*sharing.Config) {}
 	}
@@ -202,6 +195,19 @@ func Run(ctx context.Context, o Options) error {
 			}
 		}
 	}
+}
+
+// newAgent returns an agent that has done nothing yet.
+func newAgent(o Options) *agent {
+	a := &agent{
+		Options: o, ledger: deviceplugin.NewLedger(), wake: make(chan struct{}, 1),
+		parents: make(map[string]string), servers: make(map[string]*served),
+	}
+	a.troubles = &troubles{log: o.Log, now: make(map[string]string), event: func(format string, args ...any) {
+		a.api.event(corev1.EventTypeWarning, reasonDegraded, format, args...)
+	}}
+	a.blocks.ledger = a.ledger
+	return a
 }
 
 // kick makes the next step come soon. It never blocks.

@@ -24,6 +24,7 @@ import (
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/health"
 	"github.com/ashlar-gpu/ashlar/internal/machine"
+	"github.com/ashlar-gpu/ashlar/internal/machine/machinetest"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
 
@@ -252,11 +253,7 @@ type running struct {
 func start(t *testing.T, description, config string) *running {
 	t.Helper()
 	t.Parallel()
-	desc, err := machine.ParseDescription("machine.yaml", []byte(header+description))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &running{kubelet: newKubelet(t), machine: machine.New(desc, "node"), log: &records{}}
+	r := &running{kubelet: newKubelet(t), machine: machinetest.New(t, description), log: &records{}}
 	r.boot()
 	r.options = Options{
 		NodeName: "node", KubeletDir: r.dir, StateDir: t.TempDir(), CDIDir: t.TempDir(),
@@ -684,10 +681,6 @@ func TestBrokenDriverAtTheStart(t *testing.T) {
 		t.Error("no error although failOnInitError is the default")
 	}
 	// Told not to fail, it waits for the driver.
-	desc, err := machine.ParseDescription("machine.yaml", []byte(header+twoA100))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var mu sync.Mutex
 	tries := 0
 	o.Open = func() (Hardware, error) {
@@ -696,7 +689,7 @@ func TestBrokenDriverAtTheStart(t *testing.T) {
 		if tries++; tries < 3 {
 			return nil, os.ErrNotExist
 		}
-		return machine.New(desc, "n"), nil
+		return machinetest.New(t, twoA100), nil
 	}
 	o.Override = func(c *sharing.Config) { c.Flags.FailOnInitError = false }
 	o.Describe = func(m *gpu.Machine, class cdi.Class, _ *sharing.Flags) (*specs.Spec, error) {
@@ -725,7 +718,7 @@ func TestAgentEndsWithoutEmptyingTheNode(t *testing.T) {
 }
 
 func TestRemaining(t *testing.T) {
-	m := read(t, header+"- {product: NVIDIA A100-SXM4-40GB, count: 2}\n- {product: NVIDIA A100-SXM4-40GB, mig: [{profile: 3g.20gb, count: 2}]}\n")
+	m := machinetest.Read(t, "- {product: NVIDIA A100-SXM4-40GB, count: 2}\n- {product: NVIDIA A100-SXM4-40GB, mig: [{profile: 3g.20gb, count: 2}]}\n")
 	p, _ := plan(t, m, "flags: {migStrategy: mixed}")
 	changed := *m
 	changed.GPUs = slices.Clone(m.GPUs)

@@ -1,23 +1,22 @@
 package agent
 
 import (
-	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/ashlar-gpu/ashlar/internal/deviceplugin"
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/health"
 	"github.com/ashlar-gpu/ashlar/internal/machine"
+	"github.com/ashlar-gpu/ashlar/internal/machine/machinetest"
+	"github.com/ashlar-gpu/ashlar/internal/proptest"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
 
@@ -73,12 +72,8 @@ func newFaultBench(t *rapid.T, dir string) *faultBench {
 	if err := os.Remove(filepath.Join(dir, healthFile)); err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	desc, err := machine.ParseDescription("machine.yaml", []byte(header+faultMachine))
-	if err != nil {
-		t.Fatal(err)
-	}
 	b := &faultBench{
-		machine: machine.New(desc, "test"), now: time.Unix(1e9, 0), bad: make(map[string]time.Time), wrong: make(map[string]bool), lost: make(map[string]bool),
+		machine: machinetest.New(t, faultMachine), now: time.Unix(1e9, 0), bad: make(map[string]time.Time), wrong: make(map[string]bool), lost: make(map[string]bool),
 		sick: make(map[string]bool), recovery: make(map[string]bool), cordoned: make(map[string]bool),
 	}
 	b.start(t, dir)
@@ -91,16 +86,11 @@ func (b *faultBench) start(t *rapid.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{
-		Options: Options{
-			StateDir: dir, BootID: fmt.Sprint("boot ", b.boots), Log: slog.New(slog.DiscardHandler),
-			// The window does not grow: the tracker's own tests have that.
-			Health: health.Policy{Quiet: faultQuiet, MaxQuiet: faultQuiet, Memory: 24 * time.Hour},
-		},
-		troubles: &troubles{log: slog.New(slog.DiscardHandler), now: make(map[string]string), event: func(string, ...any) {}},
-		ledger:   deviceplugin.NewLedger(), parents: make(map[string]string),
-	}
-	a.blocks.ledger = a.ledger
+	a := newAgent(Options{
+		StateDir: dir, BootID: fmt.Sprint("boot ", b.boots), Log: slog.New(slog.DiscardHandler),
+		// The window does not grow: the tracker's own tests have that.
+		Health: health.Policy{Quiet: faultQuiet, MaxQuiet: faultQuiet, Memory: 24 * time.Hour},
+	})
 	a.config.current = config
 	a.restoreHealth()
 	b.agent = a
@@ -225,7 +215,7 @@ func (b *faultBench) wanted() map[string][]string {
 // anew, crashes of the agent and reboots: after each step exactly that is offered
 // which a model offers that knows the faults and not the agent.
 func TestWhatIsOfferedUnderRandomFaults(t *testing.T) {
-	atLeast(t, 1000)
+	proptest.AtLeast(t, 1000)
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
 		b := newFaultBench(t, dir)
@@ -331,19 +321,4 @@ func TestWhatIsOfferedUnderRandomFaults(t *testing.T) {
 			},
 		})
 	})
-}
-
-// atLeast makes rapid check so many cases in this test, unless it is asked for
-// more.
-func atLeast(t *testing.T, n int) {
-	t.Helper()
-	f := flag.Lookup("rapid.checks")
-	was := f.Value.String()
-	if f.Value.(flag.Getter).Get().(int) >= n {
-		return
-	}
-	if err := f.Value.Set(strconv.Itoa(n)); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = f.Value.Set(was) })
 }

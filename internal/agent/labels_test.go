@@ -13,22 +13,9 @@ import (
 
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/machine"
+	"github.com/ashlar-gpu/ashlar/internal/machine/machinetest"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
-
-// read reads a simulated machine from a description.
-func read(t *testing.T, yaml string) *gpu.Machine {
-	t.Helper()
-	desc, err := machine.ParseDescription("machine.yaml", []byte(yaml))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := machine.New(desc, "test").Read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &m
-}
 
 // plan plans a machine by a config.
 func plan(t *testing.T, m *gpu.Machine, yaml string) (*sharing.Plan, *sharing.Config) {
@@ -43,8 +30,6 @@ func plan(t *testing.T, m *gpu.Machine, yaml string) (*sharing.Plan, *sharing.Co
 	}
 	return p, config
 }
-
-const header = "name: test\ncpus: 8\nmemory: 64Gi\ngpus:\n"
 
 func TestLabels(t *testing.T) {
 	const model = "ashlar.dev/gpu.NVIDIA-A100-SXM4-40GB."
@@ -227,7 +212,7 @@ func TestLabels(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := read(t, header+c.machine)
+			m := machinetest.Read(t, c.machine)
 			m.Driver, m.CUDA, m.Board = "580.95.05", "13.0", "PowerEdge R7525"
 			for i := range m.GPUs {
 				m.GPUs[i].PCIClass = 0x0302
@@ -277,7 +262,7 @@ func TestLabelsOfTheNode(t *testing.T) {
 		"no time":                           {func(*gpu.Machine) {}, "gfd.timestamp", "absent"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := read(t, header+"- {product: A100-40, count: 2}\n")
+			m := machinetest.Read(t, "- {product: A100-40, count: 2}\n")
 			for i := range m.GPUs {
 				m.GPUs[i].PCIClass = 0x0302
 			}
@@ -296,7 +281,7 @@ func TestLabelsOfTheNode(t *testing.T) {
 // TestLabelsWithoutAPlanThatFits: the labels follow the machine where the plan is
 // none or an older one.
 func TestLabelsWithoutAPlanThatFits(t *testing.T) {
-	m := read(t, header+"- {product: A100-40, count: 2, mig: [{profile: 3g.20gb, count: 2}]}\n")
+	m := machinetest.Read(t, "- {product: A100-40, count: 2, mig: [{profile: 3g.20gb, count: 2}]}\n")
 	p, _ := plan(t, m, "flags: {migStrategy: single}")
 	now := *m
 	now.GPUs = slices.Clone(m.GPUs)
@@ -319,7 +304,7 @@ func TestLabelsWithoutAPlanThatFits(t *testing.T) {
 // TestLabelsOfAGPUThatNeverAnswered: such a GPU has no name, and must not take
 // the labels of the others away.
 func TestLabelsOfAGPUThatNeverAnswered(t *testing.T) {
-	m := read(t, header+"- {product: T4, count: 3}\n")
+	m := machinetest.Read(t, "- {product: T4, count: 3}\n")
 	m.GPUs[0] = gpu.GPU{Index: 0, UUID: "GPU-unknown-0", Minor: -1, Health: gpu.Health{State: gpu.Lost}}
 	p, _ := plan(t, m, "")
 	got := Labels(m, p, "none")
@@ -336,16 +321,9 @@ func TestLabelsOfAGPUThatNeverAnswered(t *testing.T) {
 
 func TestLabelsOfEveryBuiltinMachineAreValid(t *testing.T) {
 	for _, name := range machine.BuiltinNames() {
-		desc, err := machine.Builtin(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m, err := machine.New(desc, name).Read()
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, _ := plan(t, &m, "flags: {migStrategy: mixed}")
-		for k, v := range Labels(&m, p, "mixed") {
+		m := machinetest.Builtin(t, name)
+		p, _ := plan(t, m, "flags: {migStrategy: mixed}")
+		for k, v := range Labels(m, p, "mixed") {
 			if problems := append(validation.IsQualifiedName(k), validation.IsValidLabelValue(v)...); len(problems) > 0 {
 				t.Errorf("%s: label %s=%s: %v", name, k, v, problems)
 			}
@@ -433,7 +411,7 @@ func TestLabelsOfAnyMachine(t *testing.T) {
 // TestOwnedLabelsAreWritten: nothing is owned that is never written.
 func TestOwnedLabelsAreWritten(t *testing.T) {
 	written := make(map[string]string)
-	m := read(t, header+"- {product: T4}\n- {product: A100-40, mig: [{profile: 1g.5gb+me, start: 0}]}\n")
+	m := machinetest.Read(t, "- {product: T4}\n- {product: A100-40, mig: [{profile: 1g.5gb+me, start: 0}]}\n")
 	m.Driver, m.CUDA = "580.95.05", "13.0"
 	g := &m.GPUs[1]
 	g.NVSwitch = "01234567-89ab-cdef-0123-456789abcdef.3"

@@ -1,7 +1,6 @@
 package deviceplugin
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
+	"github.com/ashlar-gpu/ashlar/internal/proptest"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
 
@@ -377,7 +377,7 @@ func (n *node) sharers(h Holder, r *sharing.Resource) {
 // TestNode runs random lives of nodes.
 func TestNode(t *testing.T) {
 	const cases = 10_000
-	atLeast(t, cases)
+	proptest.AtLeast(t, cases)
 	lives := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		lives++
@@ -426,19 +426,4 @@ func TestNode(t *testing.T) {
 	if !t.Failed() && lives < cases {
 		t.Errorf("%d lives; want %d", lives, cases)
 	}
-}
-
-// atLeast makes rapid check so many cases in this test, unless it is asked for
-// more.
-func atLeast(t *testing.T, n int) {
-	t.Helper()
-	f := flag.Lookup("rapid.checks")
-	was := f.Value.String()
-	if f.Value.(flag.Getter).Get().(int) >= n {
-		return
-	}
-	if err := f.Value.Set(fmt.Sprint(n)); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = f.Value.Set(was) })
 }

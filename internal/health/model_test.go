@@ -1,11 +1,9 @@
 package health_test
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -14,6 +12,7 @@ import (
 
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/health"
+	"github.com/ashlar-gpu/ashlar/internal/proptest"
 )
 
 // The model keeps everything that has happened since the first start and works the
@@ -309,23 +308,8 @@ func (b *bench) restart(t *rapid.T) {
 	}
 }
 
-// atLeast makes rapid check so many cases in this test, unless it is asked for
-// more.
-func atLeast(t *testing.T, n int) {
-	t.Helper()
-	f := flag.Lookup("rapid.checks")
-	was := f.Value.String()
-	if f.Value.(flag.Getter).Get().(int) >= n {
-		return
-	}
-	if err := f.Value.Set(strconv.Itoa(n)); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = f.Value.Set(was) })
-}
-
 func TestTrackerAgreesWithModel(t *testing.T) {
-	atLeast(t, 3000)
+	proptest.AtLeast(t, 3000)
 	rapid.Check(t, func(t *rapid.T) {
 		policy := health.Policy{
 			Quiet:    rapid.SampledFrom([]time.Duration{2 * time.Minute, 2 * time.Minute, 10 * time.Second, 0}).Draw(t, "quiet"),

@@ -15,6 +15,7 @@ import (
 	"github.com/ashlar-gpu/ashlar/api/v1alpha1"
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/machine"
+	"github.com/ashlar-gpu/ashlar/internal/machine/machinetest"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
 
@@ -30,20 +31,6 @@ func quantity(t *testing.T, text string) resource.Quantity {
 // uuid is as long as a driver's.
 func uuid(kind string, n int) string {
 	return fmt.Sprintf("%s-%08x-1111-2222-3333-444444444444", kind, n)
-}
-
-// describe reads a machine from the text that its file would have.
-func describe(t *testing.T, text string) *gpu.Machine {
-	t.Helper()
-	d, err := machine.ParseDescription("test.yaml", []byte("name: test\ncpus: 8\nmemory: 64Gi\n"+text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := machine.New(d, "node").Read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &m
 }
 
 // plan is what a node offers that shares its GPUs among so many.
@@ -71,8 +58,7 @@ func size(t *testing.T, s v1alpha1.GPUNodeStatus) int {
 }
 
 func TestStatus(t *testing.T) {
-	m := describe(t, `
-gpus:
+	m := machinetest.Read(t, `
 - product: T4
 - product: A100-40
   mig: [{profile: 3g.20gb, start: 4}, {profile: 1g.5gb, start: 0}]
@@ -149,7 +135,7 @@ gpus:
 
 // TestWithheldDevicesAreNotOffered: they count as devices, not as offered.
 func TestWithheldDevicesAreNotOffered(t *testing.T) {
-	m := describe(t, "gpus: [{product: T4, count: 2}]\n")
+	m := machinetest.Read(t, "- {product: T4, count: 2}\n")
 	p := plan(t, m, 4)
 	withheld := map[string]string{p.Resources[0].Devices[0].ID.String(): "cordoned", p.Resources[0].Devices[5].ID.String(): "the exclusive view is in use"}
 	s := Status(NodeFacts{Machine: m, Plan: p, Withheld: map[string]map[string]string{"nvidia.com/gpu": withheld}})
@@ -161,7 +147,7 @@ func TestWithheldDevicesAreNotOffered(t *testing.T) {
 // full is a node of so many GPUs with 10 slots each, every one held.
 func full(t *testing.T, gpus int, name func(kind string, n int) string) NodeFacts {
 	t.Helper()
-	m := describe(t, "gpus: [{product: H100-80}]\n")
+	m := machinetest.Read(t, "- {product: H100-80}\n")
 	for i := 1; i < gpus; i++ {
 		g := m.GPUs[0]
 		g.Index, g.UUID = i, uuid("GPU", i)
@@ -334,15 +320,8 @@ var equateEmpty = cmp.FilterValues(func(x, y []gpu.GPU) bool { return len(x)+len
 // TestStatusOfABuiltinMachineIsRead: each of them, as the agent sees it.
 func TestStatusOfABuiltinMachineIsRead(t *testing.T) {
 	for _, name := range machine.BuiltinNames() {
-		d, err := machine.Builtin(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m, err := machine.New(d, name).Read()
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := Status(NodeFacts{Machine: &m, Plan: plan(t, &m, 10)})
+		m := machinetest.Builtin(t, name)
+		s := Status(NodeFacts{Machine: m, Plan: plan(t, m, 10)})
 		got, err := Machine(&s)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -363,7 +342,7 @@ func TestStatusOfABuiltinMachineIsRead(t *testing.T) {
 
 func TestMachineRefuses(t *testing.T) {
 	good := func() *v1alpha1.GPUNodeStatus {
-		m := describe(t, "gpus: [{product: A100-40, mig: [{profile: 3g.20gb, start: 4}]}, {product: T4}]\n")
+		m := machinetest.Read(t, "- {product: A100-40, mig: [{profile: 3g.20gb, start: 4}]}\n- {product: T4}\n")
 		s := Status(NodeFacts{Machine: m})
 		return &s
 	}

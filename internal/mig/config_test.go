@@ -10,22 +10,10 @@ import (
 
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/machine"
+	"github.com/ashlar-gpu/ashlar/internal/machine/machinetest"
 )
 
 var update = flag.Bool("update", false, "write golden files")
-
-func builtin(t *testing.T, name string) *gpu.Machine {
-	t.Helper()
-	desc, err := machine.Builtin(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := machine.New(desc, "seed").Read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &m
-}
 
 const example = `version: v1
 mig-configs:
@@ -55,7 +43,7 @@ func TestTargets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p4d, mixed := builtin(t, "p4d.24xlarge"), builtin(t, "mixed-2")
+	p4d, mixed := machinetest.Builtin(t, "p4d.24xlarge"), machinetest.Builtin(t, "mixed-2")
 	off, on := &Target{}, &Target{Enabled: true}
 	half := &Target{Enabled: true, Profiles: []int{19, 19, 15, 9}}
 	large := &Target{Enabled: true, Profiles: []int{9, 9}}
@@ -95,7 +83,7 @@ func TestTargetsThatCannotBe(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = c.Targets("x", builtin(t, test.machine))
+			_, err = c.Targets("x", machinetest.Builtin(t, test.machine))
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error is %v, want %q in it", err, test.want)
 			}
@@ -146,7 +134,7 @@ func TestNamesOfProfilesMayDriftWithTheDriver(t *testing.T) {
 // Every config that is generated fits, for every machine that is built in.
 func TestGeneratedConfigsFitTheMachine(t *testing.T) {
 	for _, name := range machine.BuiltinNames() {
-		m := builtin(t, name)
+		m := machinetest.Builtin(t, name)
 		text, err := Generate(m)
 		capable := false
 		for _, g := range m.GPUs {
@@ -179,7 +167,7 @@ func TestGeneratedConfigsFitTheMachine(t *testing.T) {
 		}
 	}
 	golden := "testdata/p4d.24xlarge.yaml"
-	text, err := Generate(builtin(t, "p4d.24xlarge"))
+	text, err := Generate(machinetest.Builtin(t, "p4d.24xlarge"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,21 +189,14 @@ func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(example))
 	f.Add([]byte("version: v1\nmig-configs: {x: [{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}]}"))
 	f.Add([]byte("a: &a [*a]"))
-	desc, err := machine.Builtin("p4d.24xlarge")
-	if err != nil {
-		f.Fatal(err)
-	}
-	m, err := machine.New(desc, "seed").Read()
-	if err != nil {
-		f.Fatal(err)
-	}
+	m := machinetest.Builtin(f, "p4d.24xlarge")
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := ParseConfig("f", data)
 		if err != nil {
 			return
 		}
 		for _, name := range c.Names() {
-			targets, err := c.Targets(name, &m)
+			targets, err := c.Targets(name, m)
 			if err == nil && len(targets) != len(m.GPUs) {
 				t.Errorf("%d targets for %d GPUs", len(targets), len(m.GPUs))
 			}

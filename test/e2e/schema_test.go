@@ -15,6 +15,7 @@ import (
 	"github.com/ashlar-gpu/ashlar/internal/gpu"
 	"github.com/ashlar-gpu/ashlar/internal/kube"
 	"github.com/ashlar-gpu/ashlar/internal/machine"
+	"github.com/ashlar-gpu/ashlar/internal/machine/machinetest"
 	"github.com/ashlar-gpu/ashlar/internal/sharing"
 )
 
@@ -80,34 +81,15 @@ func worst() kube.NodeFacts {
 func TestTheApiserverTakesEveryStatus(t *testing.T) {
 	c := up(t, "g4dn.xlarge,name=n")
 	const name = "schema"
-	create := func(spec any) error {
-		data, err := json.Marshal(map[string]any{
-			"apiVersion": "ashlar.dev/v1alpha1", "kind": "GPUNode", "metadata": map[string]any{"name": name}, "spec": spec,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c.client.Discovery().RESTClient().Post().AbsPath("/apis/ashlar.dev/v1alpha1/gpunodes").
-			Param("fieldValidation", "Strict").Body(data).Do(t.Context()).Error()
-	}
-	if err := create(map[string]any{}); err != nil {
-		t.Fatal(err)
-	}
+	c.kubectl(fmt.Sprintf(`{"apiVersion": "ashlar.dev/v1alpha1", "kind": "GPUNode", "metadata": {"name": %q}}`, name), "create", "-f", "-")
 	facts := map[string]kube.NodeFacts{"the worst": worst()}
 	for _, name := range machine.BuiltinNames() {
-		d, err := machine.Builtin(name)
+		m := machinetest.Builtin(t, name)
+		p, _, err := sharing.Default().Plan(m)
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := machine.New(d, name).Read()
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, _, err := sharing.Default().Plan(&m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		facts[name] = kube.NodeFacts{Machine: &m, Plan: p}
+		facts[name] = kube.NodeFacts{Machine: m, Plan: p}
 	}
 	now := metav1.NewTime(time.Unix(1e9, 0))
 	for what, f := range facts {
